@@ -1,0 +1,2 @@
+//! The `oxide-infer` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Fast CPU provider of the Oxide Infer operator contracts.

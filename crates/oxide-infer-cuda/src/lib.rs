@@ -1,0 +1,1 @@
+//! Checked CUDA runtime and kernel artifact registry of Oxide Infer.

@@ -1,0 +1,1 @@
+//! Model loading, paged KV, scheduling and execution for Oxide Infer.

@@ -1,0 +1,1 @@
+//! Operator contracts of Oxide Infer: specs, operands, typed errors and CPU references.
