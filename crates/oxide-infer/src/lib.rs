@@ -1,1 +1,12 @@
-//! Operator contracts of Oxide Infer: specs, operands, typed errors and CPU references.
+//! Operator contracts of Oxide Infer.
+//!
+//! A contract says what an operator computes, never where: a validated `Spec`, a description of every operand, typed
+//! errors, and a reference in `f32`/`f64` that can be read against its formula. Providers (CPU, CUDA) implement
+//! contracts and are held to them by one shared conformance suite. This crate knows no device and does no I/O.
+
+mod dtype;
+mod ids;
+pub mod sampling;
+
+pub use dtype::{DType, Element, Float};
+pub use ids::{PageId, TokenId};
