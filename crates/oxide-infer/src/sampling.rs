@@ -1,7 +1,8 @@
 //! Sampling: how a row of logits becomes a token.
 //!
-//! Order of the steps, the same for every provider: logit bias, token mask, repetition, presence and frequency
-//! penalties, (log-probabilities are of these logits), temperature, top-k, top-p, min-p, draw.
+//! Order of the steps, the same for every provider (vLLM's order): log-probabilities are taken of the model's raw
+//! logits; then logit bias, token mask, repetition, presence and frequency penalties, temperature, min-p, top-k, top-p,
+//! draw.
 
 use crate::TokenId;
 use std::sync::Arc;
