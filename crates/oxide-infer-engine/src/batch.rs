@@ -1,0 +1,188 @@
+//! One step of work, as the scheduler hands it to an executor.
+
+use crate::request::{ChoiceIndex, TokenLogprobs, TokenMask};
+use oxide_infer::{PageId, TokenId, sampling::SamplingParams};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A place for one running sequence's state in the executor (penalty counts, last sampled token), from 0 to
+/// [`ExecutorLimits::max_sequences`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SlotId(pub u32);
+
+/// What an executor was planned for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExecutorLimits {
+    /// Tokens in a KV page.
+    pub page_size: usize,
+    /// Pages in the pool.
+    pub num_pages: usize,
+    /// Sequences that may have a slot at once.
+    pub max_sequences: usize,
+    /// Tokens in one step.
+    pub max_batch_tokens: usize,
+    /// Tokens in one sequence, prompt and answer.
+    pub max_model_len: usize,
+    /// Size of the vocabulary.
+    pub vocab_size: usize,
+    /// Steps that may be submitted before the oldest is collected: 1 computes inside `collect`, 2 overlaps.
+    pub steps_in_flight: usize,
+}
+
+/// Work for one step. Reused between steps: [`EngineBatch::clear`] keeps the allocations.
+///
+/// Rows are in step order; a row's tokens are contiguous in `tokens`.
+#[derive(Clone, Debug, Default)]
+pub struct EngineBatch {
+    /// Slots that begin with this step, before anything else happens.
+    pub slot_starts: Vec<SlotStart>,
+    /// Pages to copy in every layer before the step writes (copy on write).
+    pub page_copies: Vec<PageCopy>,
+    /// Sequences that compute tokens in this step.
+    pub rows: Vec<BatchRow>,
+    /// `[num_tokens]` input tokens of all rows; a row whose input is [`RowInput::LastSampled`] has a placeholder.
+    pub tokens: Vec<TokenId>,
+    /// `[num_tokens]` position of every token in its sequence.
+    pub positions: Vec<u32>,
+    /// Pages of all rows, one after the other; see [`BatchRow::pages`].
+    pub pages: Vec<PageId>,
+}
+
+impl EngineBatch {
+    /// Empties the batch and keeps its allocations.
+    pub fn clear(&mut self) {
+        self.slot_starts.clear();
+        self.page_copies.clear();
+        self.rows.clear();
+        self.tokens.clear();
+        self.positions.clear();
+        self.pages.clear();
+    }
+}
+
+/// A sequence takes a slot: new, resumed after preemption, or forked from a prompt.
+#[derive(Clone, Debug)]
+pub struct SlotStart {
+    /// The slot.
+    pub slot: SlotId,
+    /// The answer's index, a part of the generator's key.
+    pub choice: ChoiceIndex,
+    /// How it samples.
+    pub sampling: Arc<SamplingParams>,
+    /// The prompt, for the repetition penalty.
+    pub prompt: Arc<[TokenId]>,
+    /// What it has generated already (after a preemption), for the penalties.
+    pub output: Vec<TokenId>,
+}
+
+/// Copies one page over another, in every layer, keys and values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PageCopy {
+    /// Read.
+    pub from: PageId,
+    /// Written.
+    pub to: PageId,
+}
+
+/// One sequence's part of a step.
+#[derive(Clone, Debug)]
+pub struct BatchRow {
+    /// Its slot.
+    pub slot: SlotId,
+    /// Its tokens: indices into `tokens` and `positions`.
+    pub tokens: Range<usize>,
+    /// Its block table: indices into `pages`. Holds every page up to `kv_len`.
+    pub pages: Range<usize>,
+    /// Tokens in its KV once this row is written.
+    pub kv_len: usize,
+    /// Where its tokens come from.
+    pub input: RowInput,
+    /// What happens to its logits.
+    pub outputs: RowOutputs,
+}
+
+/// Where a row's tokens come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowInput {
+    /// `tokens`.
+    Host,
+    /// The one token that the slot sampled last, which the host may not know yet.
+    LastSampled,
+}
+
+/// What happens to a row's logits.
+#[derive(Clone, Debug, Default)]
+pub struct RowOutputs {
+    /// Sample the last token's logits once for each of these slots (none for a prompt's inner chunk; several for a
+    /// prompt with several choices).
+    pub samples: Vec<SampleTarget>,
+    /// Log-probabilities of the prompt tokens that follow this chunk's tokens.
+    pub prompt: Option<PromptLogprobs>,
+}
+
+/// Log-probabilities of given next tokens.
+#[derive(Clone, Debug)]
+pub struct PromptLogprobs {
+    /// The tokens that follow: as many as the row has tokens, or one fewer when the row ends the prompt.
+    pub next_tokens: Vec<TokenId>,
+    /// How many of the best tokens to report.
+    pub top: u32,
+}
+
+/// One draw from a row's logits.
+#[derive(Clone, Debug)]
+pub struct SampleTarget {
+    /// Whose parameters and counts are used, and where the token goes.
+    pub slot: SlotId,
+    /// Position of the new token in its sequence, a part of the generator's key.
+    pub position: u32,
+    /// Report log-probabilities, and of this many best tokens.
+    pub logprobs: Option<u32>,
+    /// Which tokens may be sampled.
+    pub mask: Option<TokenMask>,
+    /// Tokens that may not be sampled yet (`min_tokens`).
+    pub forbidden: Arc<[TokenId]>,
+}
+
+/// What a step brought.
+#[derive(Clone, Debug, Default)]
+pub struct StepOutput {
+    /// In the order of the rows and of their sample targets.
+    pub samples: Vec<Sampled>,
+    /// In the order of the rows that asked for it.
+    pub prompt_logprobs: Vec<Vec<TokenLogprobs>>,
+}
+
+/// A sampled token.
+#[derive(Clone, Debug)]
+pub struct Sampled {
+    /// The slot.
+    pub slot: SlotId,
+    /// The token.
+    pub token: TokenId,
+    /// If asked for.
+    pub logprobs: Option<TokenLogprobs>,
+}
+
+/// A failure that ends the executor: no later step can be trusted.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct ExecutorError {
+    /// What happened.
+    pub message: String,
+}
+
+/// Computes steps of one model on one device.
+///
+/// `submit` starts a step and `collect` waits for the oldest step that was submitted. At most
+/// [`ExecutorLimits::steps_in_flight`] steps are in flight.
+pub trait Executor: Send {
+    /// What it was planned for.
+    fn limits(&self) -> ExecutorLimits;
+
+    /// Starts a step. The batch may be reused as soon as this returns.
+    fn submit(&mut self, batch: &EngineBatch) -> Result<(), ExecutorError>;
+
+    /// Waits for the oldest step in flight and overwrites `output` with what it brought.
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
+}
