@@ -5,8 +5,8 @@ use oxide_infer::{PageId, TokenId, sampling::SamplingParams};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A place for one running sequence's state in the executor (penalty counts, last sampled token), from 0 to
-/// [`ExecutorLimits::max_sequences`].
+/// A place for one running sequence's state in the executor (penalty counts, last sampled token), from 0 up to but not
+/// including [`ExecutorLimits::max_sequences`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SlotId(pub u32);
 
@@ -15,11 +15,11 @@ pub struct SlotId(pub u32);
 pub struct ExecutorLimits {
     /// Tokens in a KV page.
     pub page_size: usize,
-    /// Pages in the pool.
+    /// Pages in the pool, all of them for sequences; a null page for padding is the executor's own and not among them.
     pub num_pages: usize,
     /// Sequences that may have a slot at once.
     pub max_sequences: usize,
-    /// Tokens in one step.
+    /// Tokens in one step; at least `max_sequences`, so that every running sequence can have one.
     pub max_batch_tokens: usize,
     /// Tokens in one sequence, prompt and answer.
     pub max_model_len: usize,
@@ -46,6 +46,8 @@ pub struct EngineBatch {
     pub positions: Vec<u32>,
     /// Pages of all rows, one after the other; see [`BatchRow::pages`].
     pub pages: Vec<PageId>,
+    /// Draws of all rows, one row after the other; see [`BatchRow::samples`].
+    pub samples: Vec<SampleTarget>,
 }
 
 impl EngineBatch {
@@ -57,6 +59,7 @@ impl EngineBatch {
         self.tokens.clear();
         self.positions.clear();
         self.pages.clear();
+        self.samples.clear();
     }
 }
 
@@ -76,6 +79,9 @@ pub struct SlotStart {
 }
 
 /// Copies one page over another, in every layer, keys and values.
+///
+/// Within a step no page is written twice, and no page that is copied from is copied to, so that the copies may run in
+/// any order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageCopy {
     /// Read.
@@ -97,8 +103,11 @@ pub struct BatchRow {
     pub kv_len: usize,
     /// Where its tokens come from.
     pub input: RowInput,
-    /// What happens to its logits.
-    pub outputs: RowOutputs,
+    /// Draws from the logits of its last token: indices into `samples`. Empty for a prompt's inner chunk, several for a
+    /// prompt with several choices.
+    pub samples: Range<usize>,
+    /// Log-probabilities of the prompt tokens that follow this chunk's tokens, if asked for.
+    pub prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// Where a row's tokens come from.
@@ -108,16 +117,6 @@ pub enum RowInput {
     Host,
     /// The one token that the slot sampled last, which the host may not know yet.
     LastSampled,
-}
-
-/// What happens to a row's logits.
-#[derive(Clone, Debug, Default)]
-pub struct RowOutputs {
-    /// Sample the last token's logits once for each of these slots (none for a prompt's inner chunk; several for a
-    /// prompt with several choices).
-    pub samples: Vec<SampleTarget>,
-    /// Log-probabilities of the prompt tokens that follow this chunk's tokens.
-    pub prompt: Option<PromptLogprobs>,
 }
 
 /// Log-probabilities of given next tokens.
@@ -176,6 +175,10 @@ pub struct ExecutorError {
 ///
 /// `submit` starts a step and `collect` waits for the oldest step that was submitted. At most
 /// [`ExecutorLimits::steps_in_flight`] steps are in flight.
+///
+/// Steps take effect in the order of submission: a step reads the pages and slots that earlier steps left, whether or
+/// not they were collected. The scheduler relies on it: it gives a page or a slot to another sequence as soon as its
+/// owner ends, while a step that still uses it may be in flight.
 pub trait Executor: Send {
     /// What it was planned for.
     fn limits(&self) -> ExecutorLimits;

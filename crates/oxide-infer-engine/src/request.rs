@@ -3,7 +3,7 @@
 use oxide_infer::{TokenId, sampling::SamplingParams};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Names a request from its submission to its last event. Unique for the life of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -125,6 +125,8 @@ pub enum FinishReason {
     StopToken(TokenId),
     /// `max_tokens`, or the model's length.
     Length,
+    /// The host ended it, because it found a stop string.
+    Host,
 }
 
 /// When things happened to a request.
@@ -161,6 +163,8 @@ pub enum SubmitError {
         waiting: usize,
         /// The limit.
         limit: usize,
+        /// When a place is expected to be free, from the pace at which waiting requests have been started lately.
+        retry_after: Duration,
     },
     /// The engine drains or has stopped.
     #[error("the engine takes no new requests: it is shutting down")]
@@ -172,7 +176,9 @@ pub enum SubmitError {
     #[error("the prompt is empty; at least one token is needed")]
     EmptyPrompt,
     /// The prompt and what it must still generate do not fit the model.
-    #[error("the prompt has {prompt} tokens; the model's length is {max_model_len} tokens, prompt and answer together")]
+    #[error(
+        "the prompt has {prompt} tokens; the model's length is {max_model_len} tokens, prompt and answer together"
+    )]
     TooLong {
         /// Tokens in the prompt.
         prompt: usize,
@@ -195,7 +201,7 @@ pub enum SubmitError {
         /// Size of the vocabulary.
         vocab_size: usize,
     },
-    /// More choices than sequences that may run.
+    /// More choices than sequences that may run at once.
     #[error("{choices} choices asked for; at most {limit} sequences can run")]
     TooManyChoices {
         /// Choices.
