@@ -4,7 +4,11 @@
 //! turns it into rows of an [`EngineBatch`] for an [`Executor`], and [`EngineEvent`]s come back out.
 
 pub mod batch;
+pub mod gguf;
 pub mod request;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod weights;
 
 pub use batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, StepOutput};
 pub use request::{EngineEvent, EngineRequest, FinishReason, RequestId};

@@ -1,0 +1,5 @@
+//! Writers of small model files, for tests.
+
+mod gguf_writer;
+
+pub use gguf_writer::GgufWriter;
