@@ -1,3 +1,4 @@
+use crate::{FloatView, FloatViewMut, View, ViewMut};
 use half::{bf16, f16};
 use std::fmt;
 
@@ -58,12 +59,20 @@ pub trait Element: bytemuck::Pod + Send + Sync {
     const DTYPE: DType;
 }
 
-/// A floating-point element.
+/// A floating-point element: `f32`, `f16` or `bf16`.
 pub trait Float: Element {
     /// The value, widened exactly.
     fn to_f32(self) -> f32;
     /// The nearest representable value, ties to even.
     fn from_f32(value: f32) -> Self;
+    /// A view with the element type moved from the Rust type to the value.
+    fn erase<const R: usize>(view: View<'_, Self, R>) -> FloatView<'_, R>;
+    /// As [`Float::erase`], for a write operand.
+    fn erase_mut<const R: usize>(view: ViewMut<'_, Self, R>) -> FloatViewMut<'_, R>;
+    /// The view of this element type, if it is one.
+    fn downcast<const R: usize>(view: FloatView<'_, R>) -> Option<View<'_, Self, R>>;
+    /// As [`Float::downcast`], for a write operand.
+    fn downcast_mut<const R: usize>(view: FloatViewMut<'_, R>) -> Option<ViewMut<'_, Self, R>>;
 }
 
 macro_rules! element {
@@ -76,29 +85,41 @@ macro_rules! element {
 
 element!(f32 => F32, f16 => F16, bf16 => BF16, i32 => I32, u32 => U32, u8 => U8);
 
-impl Float for f32 {
-    fn to_f32(self) -> f32 {
-        self
-    }
-    fn from_f32(value: f32) -> Self {
-        value
-    }
+macro_rules! float {
+    ($($rust:ty => $dtype:ident, $widen:expr, $narrow:expr;)*) => {
+        $(impl Float for $rust {
+            #[inline]
+            fn to_f32(self) -> f32 {
+                $widen(self)
+            }
+            #[inline]
+            fn from_f32(value: f32) -> Self {
+                $narrow(value)
+            }
+            fn erase<const R: usize>(view: View<'_, Self, R>) -> FloatView<'_, R> {
+                FloatView::$dtype(view)
+            }
+            fn erase_mut<const R: usize>(view: ViewMut<'_, Self, R>) -> FloatViewMut<'_, R> {
+                FloatViewMut::$dtype(view)
+            }
+            fn downcast<const R: usize>(view: FloatView<'_, R>) -> Option<View<'_, Self, R>> {
+                match view {
+                    FloatView::$dtype(view) => Some(view),
+                    _ => None,
+                }
+            }
+            fn downcast_mut<const R: usize>(view: FloatViewMut<'_, R>) -> Option<ViewMut<'_, Self, R>> {
+                match view {
+                    FloatViewMut::$dtype(view) => Some(view),
+                    _ => None,
+                }
+            }
+        })*
+    };
 }
 
-impl Float for f16 {
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-    fn from_f32(value: f32) -> Self {
-        f16::from_f32(value)
-    }
-}
-
-impl Float for bf16 {
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-    fn from_f32(value: f32) -> Self {
-        bf16::from_f32(value)
-    }
+float! {
+    f32 => F32, std::convert::identity, std::convert::identity;
+    f16 => F16, f16::to_f32, f16::from_f32;
+    bf16 => BF16, bf16::to_f32, bf16::from_f32;
 }

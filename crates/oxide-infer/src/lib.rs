@@ -4,9 +4,16 @@
 //! errors, and a reference in `f32`/`f64` that can be read against its formula. Providers (CPU, CUDA) implement
 //! contracts and are held to them by one shared conformance suite. This crate knows no device and does no I/O.
 
+mod contract;
 mod dtype;
+mod error;
 mod ids;
+pub mod quantization;
 pub mod sampling;
+mod tensor;
 
+pub use contract::Contract;
 pub use dtype::{DType, Element, Float};
+pub use error::{DataError, LayoutError, OperandError, SpecError};
 pub use ids::{PageId, TokenId};
+pub use tensor::{Dims, FloatView, FloatViewMut, Layout, MAX_RANK, View, ViewMut};
