@@ -19,4 +19,7 @@
 //! ```
 
 pub mod driver;
+mod probe;
 pub mod runtime;
+
+pub use probe::{DeviceInfo, Probe, probe};
