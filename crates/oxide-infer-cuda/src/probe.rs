@@ -91,7 +91,8 @@ mod tests {
         assert_eq!(first, probe());
         let names = [c"libcuda.so.1", c"libcuda.so"];
         // SAFETY: loads the same library as `probe`; the handle is kept for the life of the process.
-        let loads = names.iter().any(|name| !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) }.is_null());
+        let loads =
+            names.iter().any(|name| !unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) }.is_null());
         assert_eq!(first != Probe::NoDriver, loads);
     }
 }
