@@ -1,1 +1,3 @@
 //! The OpenAI-compatible HTTP server of Oxide Infer.
+
+pub mod text;

@@ -1,3 +1,0 @@
-//! Activations.
-
-pub mod swiglu;

@@ -1,3 +1,0 @@
-//! Embeddings.
-
-pub mod gather;

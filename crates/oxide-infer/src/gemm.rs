@@ -1,3 +1,0 @@
-//! Matrix products.
-
-pub mod dense;

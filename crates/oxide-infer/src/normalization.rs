@@ -1,3 +1,0 @@
-//! Normalization.
-
-pub mod rms_norm;

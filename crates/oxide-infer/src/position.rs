@@ -1,3 +1,0 @@
-//! Positions.
-
-pub mod rope;
