@@ -62,17 +62,17 @@ impl Gguf {
     ///
     /// # Errors
     /// Only when the file was changed after it was opened: the value was checked then.
-    pub fn get<'a>(&'a self, key: &'a str) -> Result<Option<MetadataValue<'a>>, GgufError> {
+    pub fn get<'a>(&'a self, key: &str) -> Result<Option<MetadataValue<'a>>, GgufError> {
         let Some(entry) = self.header.entry(key) else { return Ok(None) };
         let mut reader = Reader::new(&self.file.bytes()[entry.bytes.clone()]);
-        MetadataValue::read(entry.value_type, &mut reader, key).map(Some)
+        MetadataValue::read(entry.value_type, &mut reader, &entry.key).map(Some)
     }
 
     /// The text of a key.
     ///
     /// # Errors
     /// [`GgufError::WrongType`] when the value is not a string.
-    pub fn string<'a>(&'a self, key: &'a str) -> Result<Option<&'a str>, GgufError> {
+    pub fn string<'a>(&'a self, key: &str) -> Result<Option<&'a str>, GgufError> {
         self.typed(key, "a string", |value| match value {
             MetadataValue::String(text) => Some(text),
             _ => None,
@@ -119,7 +119,7 @@ impl Gguf {
     ///
     /// # Errors
     /// [`GgufError::WrongType`] when the value is no array of strings, [`GgufError::NotUtf8`] when one is not UTF-8.
-    pub fn strings<'a>(&'a self, key: &'a str) -> Result<Option<Vec<&'a str>>, GgufError> {
+    pub fn strings<'a>(&'a self, key: &str) -> Result<Option<Vec<&'a str>>, GgufError> {
         self.elements(key, "an array of strings", |value| match value {
             MetadataValue::String(text) => Some(text),
             _ => None,
@@ -182,7 +182,7 @@ impl Gguf {
 
     fn typed<'a, T>(
         &'a self,
-        key: &'a str,
+        key: &str,
         expected: &'static str,
         cast: impl Fn(MetadataValue<'a>) -> Option<T>,
     ) -> Result<Option<T>, GgufError> {
@@ -193,7 +193,7 @@ impl Gguf {
 
     fn elements<'a, T>(
         &'a self,
-        key: &'a str,
+        key: &str,
         expected: &'static str,
         cast: impl Fn(MetadataValue<'a>) -> Option<T>,
     ) -> Result<Option<Vec<T>>, GgufError> {
@@ -203,7 +203,7 @@ impl Gguf {
         })?;
         let Some(array) = array else { return Ok(None) };
         let mut elements = Vec::with_capacity(array.len());
-        for value in array.iter(key) {
+        for value in array.iter() {
             let value = value?;
             elements.push(cast(value).ok_or_else(|| GgufError::WrongType {
                 key: key.to_owned(),

@@ -5,6 +5,7 @@
 
 pub mod batch;
 pub mod gguf;
+pub mod model;
 pub mod request;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -4,16 +4,28 @@
 //! errors, and a reference in `f32`/`f64` that can be read against its formula. Providers (CPU, CUDA) implement
 //! contracts and are held to them by one shared conformance suite. This crate knows no device and does no I/O.
 
+pub mod activation;
+pub mod attention;
+mod check;
 mod contract;
 mod dtype;
+pub mod embedding;
 mod error;
+pub mod gemm;
 mod ids;
+pub mod kv_cache;
+pub mod normalization;
+pub mod position;
 pub mod quantization;
 pub mod sampling;
+mod spec;
 mod tensor;
+mod weight;
 
 pub use contract::Contract;
 pub use dtype::{DType, Element, Float};
 pub use error::{DataError, LayoutError, OperandError, SpecError};
 pub use ids::{PageId, TokenId};
+pub use spec::{Presence, Spec};
 pub use tensor::{Dims, FloatView, FloatViewMut, Layout, MAX_RANK, View, ViewMut};
+pub use weight::{Weight, WeightFormat};

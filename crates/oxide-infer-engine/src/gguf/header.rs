@@ -102,11 +102,11 @@ fn read_version(reader: &mut Reader<'_>, bytes: &[u8]) -> Result<u32, GgufError>
 }
 
 fn read_entry(reader: &mut Reader<'_>) -> Result<Entry, GgufError> {
-    let key = reader.name("metadata key", MAX_NAME)?.to_owned();
-    let value_type = read_type(reader, &key)?;
+    let key = reader.name("metadata key", MAX_NAME)?;
+    let value_type = read_type(reader, key)?;
     let start = reader.position();
-    MetadataValue::read(value_type, reader, &key)?;
-    Ok(Entry { key, value_type, bytes: start..reader.position() })
+    MetadataValue::read(value_type, reader, key)?;
+    Ok(Entry { key: key.to_owned(), value_type, bytes: start..reader.position() })
 }
 
 fn read_alignment(entry: &Entry, bytes: &[u8]) -> Result<u64, GgufError> {

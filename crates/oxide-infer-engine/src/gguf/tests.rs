@@ -52,8 +52,8 @@ fn values_and_tensors_are_read_back() {
         assert_eq!(gguf.floats("tokenizer.ggml.scores").unwrap().unwrap(), [0.5, -1.0]);
         assert_eq!(gguf.u32("absent").unwrap(), None);
         let Some(MetadataValue::Array(outer)) = gguf.get("deep").unwrap() else { panic!("not an array") };
-        let Some(Ok(MetadataValue::Array(inner))) = outer.iter("deep").next() else { panic!("not nested") };
-        let inner: Vec<_> = inner.iter("deep").map(Result::unwrap).collect();
+        let Some(Ok(MetadataValue::Array(inner))) = outer.iter().next() else { panic!("not nested") };
+        let inner: Vec<_> = inner.iter().map(Result::unwrap).collect();
         assert_eq!(inner, [MetadataValue::U8(7), MetadataValue::U8(8)]);
 
         let matrix = gguf.tensor("matrix").unwrap();

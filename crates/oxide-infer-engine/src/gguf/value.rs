@@ -142,14 +142,18 @@ impl<'a> MetadataValue<'a> {
     }
 
     /// Reads one value of a known type: its bytes are checked, and arrays are walked to their end.
-    pub(super) fn read(value_type: ValueType, reader: &mut Reader<'a>, key: &str) -> Result<Self, GgufError> {
+    pub(super) fn read(
+        value_type: ValueType,
+        reader: &mut Reader<'a>,
+        key: &'a str,
+    ) -> Result<Self, GgufError> {
         Self::read_nested(value_type, reader, key, 0)
     }
 
     fn read_nested(
         value_type: ValueType,
         reader: &mut Reader<'a>,
-        key: &str,
+        key: &'a str,
         depth: u32,
     ) -> Result<Self, GgufError> {
         let what = || format!("metadata {key:?}");
@@ -202,6 +206,7 @@ impl fmt::Display for MetadataValue<'_> {
 /// The elements of a metadata array, still in the file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MetadataArray<'a> {
+    key: &'a str,
     element_type: ValueType,
     len: usize,
     bytes: &'a [u8],
@@ -224,13 +229,13 @@ impl<'a> MetadataArray<'a> {
     }
 
     /// The elements in order. A text that is not UTF-8 is an error of that element.
-    pub fn iter(&self, key: &'a str) -> impl Iterator<Item = Result<MetadataValue<'a>, GgufError>> + use<'a> {
-        let mut reader = Reader::new(self.bytes);
-        let element_type = self.element_type;
-        (0..self.len).map(move |_| MetadataValue::read(element_type, &mut reader, key))
+    pub fn iter(&self) -> impl Iterator<Item = Result<MetadataValue<'a>, GgufError>> + use<'a> {
+        let Self { key, element_type, len, bytes } = *self;
+        let mut reader = Reader::new(bytes);
+        (0..len).map(move |_| MetadataValue::read(element_type, &mut reader, key))
     }
 
-    fn read(reader: &mut Reader<'a>, key: &str, depth: u32) -> Result<Self, GgufError> {
+    fn read(reader: &mut Reader<'a>, key: &'a str, depth: u32) -> Result<Self, GgufError> {
         if depth == MAX_NESTING {
             return Err(GgufError::NestedTooDeep { key: key.to_owned(), limit: MAX_NESTING });
         }
@@ -247,7 +252,7 @@ impl<'a> MetadataArray<'a> {
             }
             _ => reader.bytes(len as u64 * element_type.min_bytes(), what).map(drop)?,
         }
-        Ok(Self { element_type, len, bytes: reader.since(start) })
+        Ok(Self { key, element_type, len, bytes: reader.since(start) })
     }
 }
 

@@ -74,6 +74,11 @@ impl<'a, const R: usize> FloatView<'a, R> {
         self.layout().shape()
     }
 
+    /// Element type and shape, as checks compare them.
+    pub(crate) fn kind(&self) -> (DType, [usize; R]) {
+        (self.dtype(), self.shape())
+    }
+
     /// One element, widened exactly.
     ///
     /// # Panics
@@ -141,6 +146,11 @@ impl<'a, const R: usize> FloatViewMut<'a, R> {
     /// The same window, borrowed for a shorter time.
     pub fn reborrow(&mut self) -> FloatViewMut<'_, R> {
         each!(self, Self, view => Float::erase_mut(view.reborrow()))
+    }
+
+    /// Element type and shape, as checks compare them.
+    pub(crate) fn kind(&self) -> (DType, [usize; R]) {
+        (self.dtype(), self.shape())
     }
 
     /// One element, widened exactly.

@@ -1,0 +1,325 @@
+use super::completion::Lease;
+use super::context::Context;
+use crate::driver::{CudaError, DevicePtr};
+use oxide_infer::{DType, Element};
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Device memory. Cheap to clone; it is freed when the last clone, region and lease on it is gone, never before.
+#[derive(Clone)]
+pub struct DeviceMemory {
+    inner: Arc<DeviceAllocation>,
+}
+
+struct DeviceAllocation {
+    context: Context,
+    ptr: DevicePtr,
+    bytes: usize,
+    ownership: Ownership,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ownership {
+    Owned,
+    External,
+}
+
+/// Why a region cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegionError {
+    /// It reaches past its memory.
+    #[error("a region of {len} {dtype} at byte {offset} ends past its memory of {bytes} bytes")]
+    OutOfBounds {
+        /// Byte where it begins.
+        offset: usize,
+        /// Elements.
+        len: usize,
+        /// Their type.
+        dtype: DType,
+        /// Bytes of the memory.
+        bytes: usize,
+    },
+    /// It does not begin at a multiple of its element's size.
+    #[error("a region of {dtype} cannot begin at byte {offset}: not a multiple of {align}")]
+    Misaligned {
+        /// Byte where it begins.
+        offset: usize,
+        /// Type of its elements.
+        dtype: DType,
+        /// Bytes of one.
+        align: usize,
+    },
+}
+
+impl DeviceMemory {
+    /// Allocates `bytes` of device memory, not initialised. Never called while work is enqueued: a plan allocates.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory (see [`CudaError::is_out_of_memory`]), or a poisoned context.
+    pub fn allocate(context: &Context, bytes: usize) -> Result<Self, CudaError> {
+        // SAFETY: freed once, in `drop`. The driver refuses 0 bytes, so an empty allocation takes 1.
+        let ptr = context.call(|driver| unsafe { driver.memory_alloc(bytes.max(1)) })?;
+        Ok(Self::new(context, ptr, bytes, Ownership::Owned))
+    }
+
+    /// Memory that the caller owns.
+    ///
+    /// # Safety
+    ///
+    /// `ptr..ptr + bytes` is memory that `context`'s device can reach, and it outlives the result and every region
+    /// and lease made from it.
+    pub unsafe fn external(context: &Context, ptr: DevicePtr, bytes: usize) -> Self {
+        Self::new(context, ptr, bytes, Ownership::External)
+    }
+
+    fn new(context: &Context, ptr: DevicePtr, bytes: usize, ownership: Ownership) -> Self {
+        Self { inner: Arc::new(DeviceAllocation { context: context.clone(), ptr, bytes, ownership }) }
+    }
+
+    /// Bytes in all.
+    pub fn bytes(&self) -> usize {
+        self.inner.bytes
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    pub(super) fn lease(&self) -> Lease {
+        self.inner.clone()
+    }
+
+    /// A view of `len` elements from byte `offset` on.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`] if it does not fit or is not aligned to its element.
+    pub fn region<T: Element>(&self, offset: usize, len: usize) -> Result<Region<T>, RegionError> {
+        let size = size_of::<T>();
+        if !(self.inner.ptr.0 as usize).wrapping_add(offset).is_multiple_of(size) {
+            return Err(RegionError::Misaligned { offset, dtype: T::DTYPE, align: size });
+        }
+        let end = len.checked_mul(size).and_then(|bytes| bytes.checked_add(offset));
+        if end.is_none_or(|end| end > self.bytes()) {
+            return Err(RegionError::OutOfBounds { offset, len, dtype: T::DTYPE, bytes: self.bytes() });
+        }
+        Ok(Region { memory: self.clone(), offset, len, element: PhantomData })
+    }
+}
+
+impl Drop for DeviceAllocation {
+    fn drop(&mut self) {
+        if self.ownership == Ownership::External {
+            return;
+        }
+        // SAFETY: allocated by `allocate` and freed once; no lease is left, so no work in flight can reach it.
+        if self.context.call(|driver| unsafe { driver.memory_free(self.ptr) }).is_err() {
+            self.context.count_leak(self.bytes as u64);
+        }
+    }
+}
+
+/// A typed span of device memory. Cheap to clone; it keeps its memory.
+pub struct Region<T> {
+    memory: DeviceMemory,
+    offset: usize,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+impl<T> Clone for Region<T> {
+    fn clone(&self) -> Self {
+        Self { memory: self.memory.clone(), offset: self.offset, len: self.len, element: PhantomData }
+    }
+}
+
+impl<T: Element> Region<T> {
+    /// Allocates memory for `len` elements and views it whole.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceMemory::allocate`].
+    pub fn allocate(context: &Context, len: usize) -> Result<Self, CudaError> {
+        let memory = DeviceMemory::allocate(context, len * size_of::<T>())?;
+        Ok(Self { memory, offset: 0, len, element: PhantomData })
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// A part of it, in elements.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::OutOfBounds`] if the range ends past it.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, RegionError> {
+        let out_of_bounds = || RegionError::OutOfBounds {
+            offset: range.start,
+            len: range.len(),
+            dtype: T::DTYPE,
+            bytes: self.bytes(),
+        };
+        if range.start > range.end || range.end > self.len {
+            return Err(out_of_bounds());
+        }
+        self.memory.region(self.offset + range.start * size_of::<T>(), range.len())
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// The memory it lies in.
+    pub fn memory(&self) -> &DeviceMemory {
+        &self.memory
+    }
+
+    /// Its address and extent, without its type.
+    pub fn span(&self) -> Span<'_> {
+        Span { memory: &self.memory, offset: self.offset, bytes: self.bytes(), dtype: T::DTYPE }
+    }
+}
+
+/// A region without its static type: what operands are checked by.
+#[derive(Clone, Copy)]
+pub struct Span<'a> {
+    pub(crate) memory: &'a DeviceMemory,
+    offset: usize,
+    bytes: usize,
+    dtype: DType,
+}
+
+impl Span<'_> {
+    /// Address of its first byte.
+    pub fn ptr(&self) -> DevicePtr {
+        DevicePtr(self.memory.inner.ptr.0 + self.offset as u64)
+    }
+
+    /// Bytes.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Type of its elements.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Whether the two share a byte.
+    pub fn overlaps(&self, other: &Span<'_>) -> bool {
+        let (a, b) = (self.ptr().0, other.ptr().0);
+        a < b + other.bytes as u64 && b < a + self.bytes as u64
+    }
+}
+
+/// Pinned host memory that the device can reach. Cheap to clone; it is freed when the last clone and lease is gone.
+///
+/// The host reads and writes it through [`PinnedMemory::read`] and [`PinnedMemory::write`] only, by value, because
+/// the device may touch it at any time.
+#[derive(Clone)]
+pub struct PinnedMemory<T> {
+    inner: Arc<PinnedAllocation>,
+    len: usize,
+    element: PhantomData<T>,
+}
+
+struct PinnedAllocation {
+    context: Context,
+    ptr: NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the allocation is only a pointer to memory that any thread may reach; access goes through volatile copies.
+unsafe impl Send for PinnedAllocation {}
+// SAFETY: as above.
+unsafe impl Sync for PinnedAllocation {}
+
+impl<T: Element> PinnedMemory<T> {
+    /// Allocates memory for `len` elements, all zero.
+    ///
+    /// # Errors
+    ///
+    /// Out of memory, or a poisoned context.
+    pub fn allocate(context: &Context, len: usize) -> Result<Self, CudaError> {
+        let bytes = (len * size_of::<T>()).max(1);
+        // SAFETY: freed once, in `drop`.
+        let ptr = context.call(|driver| unsafe { driver.host_alloc(bytes) })?;
+        let Some(ptr) = NonNull::new(ptr) else {
+            return Err(CudaError { call: "cuMemHostAlloc", code: 2, name: "a null pointer".to_owned() });
+        };
+        // SAFETY: the driver just allocated that many bytes, and nothing else knows of them yet.
+        unsafe { ptr.as_ptr().write_bytes(0, bytes) };
+        let inner = Arc::new(PinnedAllocation { context: context.clone(), ptr, bytes });
+        Ok(Self { inner, len, element: PhantomData })
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has none.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The element at `index`, or `None` past the end. Meaningful once the work that writes it has settled.
+    pub fn read(&self, index: usize) -> Option<T> {
+        // SAFETY: the index is in bounds, the memory is initialised and any bit pattern is a valid element.
+        (index < self.len).then(|| unsafe { self.ptr().add(index).read_volatile() })
+    }
+
+    /// Copies `values` in, from element `start` on. Meaningful before the work that reads them is enqueued.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::OutOfBounds`] if they end past it; nothing is written then.
+    pub fn write(&self, start: usize, values: &[T]) -> Result<(), RegionError> {
+        let fits = start.checked_add(values.len()).is_some_and(|end| end <= self.len);
+        if !fits {
+            return Err(RegionError::OutOfBounds {
+                offset: start * size_of::<T>(),
+                len: values.len(),
+                dtype: T::DTYPE,
+                bytes: self.len * size_of::<T>(),
+            });
+        }
+        // SAFETY: in bounds, and the source is a slice of the host that cannot lie in memory the driver allocated.
+        unsafe { self.ptr().add(start).copy_from_nonoverlapping(values.as_ptr(), values.len()) };
+        Ok(())
+    }
+
+    /// Its address as the device sees it.
+    pub(crate) fn device_ptr(&self) -> DevicePtr {
+        DevicePtr(self.inner.ptr.as_ptr() as u64)
+    }
+
+    pub(crate) fn ptr(&self) -> *mut T {
+        self.inner.ptr.as_ptr().cast()
+    }
+
+    pub(super) fn lease(&self) -> Lease {
+        self.inner.clone()
+    }
+}
+
+impl Drop for PinnedAllocation {
+    fn drop(&mut self) {
+        // SAFETY: allocated by `allocate` and freed once; no lease is left.
+        if self.context.call(|driver| unsafe { driver.host_free(self.ptr.as_ptr()) }).is_err() {
+            self.context.count_leak(self.bytes as u64);
+        }
+    }
+}

@@ -1,0 +1,233 @@
+use super::completion::{Completion, Lease, Unsettled};
+use super::kernel::BoundLaunch;
+use super::memory::{PinnedMemory, Region, Span};
+use super::status::DeviceStatus;
+use super::stream::{Event, Stream};
+use crate::driver::CudaError;
+use oxide_infer::Element;
+
+/// Checked work on one stream, enqueued as it is called, in order.
+///
+/// Enqueueing allocates no device memory, compiles nothing and does not block. [`CommandScope::finish`] turns the scope
+/// into the [`Completion`] that holds leases on all that was enqueued; dropping the scope instead does the same and
+/// drops the completion.
+pub struct CommandScope {
+    work: Option<Unsettled>,
+}
+
+/// Why an operation was not enqueued.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnqueueError {
+    /// The two sides of a copy differ in size.
+    #[error("a copy of {from} bytes into {to} bytes")]
+    SizeMismatch {
+        /// Bytes of the source.
+        from: usize,
+        /// Bytes of the destination.
+        to: usize,
+    },
+    /// The two sides of a copy overlap.
+    #[error("a copy onto itself: source and destination overlap")]
+    Overlap,
+    /// Something belongs to another context than the scope's stream.
+    #[error("{what} belongs to another context than the stream")]
+    OtherContext {
+        /// What.
+        what: &'static str,
+    },
+    /// The driver call fails, or the context is poisoned.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+}
+
+impl CommandScope {
+    /// Begins work on a stream.
+    ///
+    /// # Errors
+    ///
+    /// The context is poisoned, or the stream has no event to use again and a new one cannot be made.
+    pub fn new(stream: &Stream) -> Result<Self, CudaError> {
+        let parts = stream.scope_parts()?;
+        Ok(Self { work: Some(Unsettled { stream: stream.clone(), parts }) })
+    }
+
+    /// Enqueues a kernel that was bound to its operands.
+    ///
+    /// # Errors
+    ///
+    /// Another context, a refused launch, or a poisoned context.
+    pub fn launch(&mut self, launch: &BoundLaunch) -> Result<(), EnqueueError> {
+        let Some(work) = &self.work else { return Ok(()) };
+        same_context(work, launch.context(), "the kernel")?;
+        launch.enqueue(&work.stream)?;
+        self.lease(launch.lease());
+        if let Some(status) = launch.status() {
+            self.watch(status);
+        }
+        Ok(())
+    }
+
+    /// Copies pinned host memory into a region of the same size.
+    ///
+    /// # Errors
+    ///
+    /// Sizes differ, another context, or the driver call fails.
+    pub fn copy_in<T: Element>(
+        &mut self,
+        from: &PinnedMemory<T>,
+        to: &Region<T>,
+    ) -> Result<(), EnqueueError> {
+        same_size(from.len() * size_of::<T>(), to.bytes())?;
+        self.enqueue(&[to.span()], |driver, stream| {
+            // SAFETY: both sides are live, as long as each other, and leased until the copy has ended.
+            unsafe { driver.copy_to_device(to.span().ptr(), from.ptr().cast(), to.bytes(), stream) }
+        })?;
+        self.lease(from.lease());
+        Ok(())
+    }
+
+    /// Copies a region into pinned host memory of the same size.
+    ///
+    /// # Errors
+    ///
+    /// Sizes differ, another context, or the driver call fails.
+    pub fn copy_out<T: Element>(
+        &mut self,
+        from: &Region<T>,
+        to: &PinnedMemory<T>,
+    ) -> Result<(), EnqueueError> {
+        same_size(from.bytes(), to.len() * size_of::<T>())?;
+        self.enqueue(&[from.span()], |driver, stream| {
+            // SAFETY: both sides are live, as long as each other, and leased until the copy has ended.
+            unsafe { driver.copy_to_host(to.ptr().cast(), from.span().ptr(), from.bytes(), stream) }
+        })?;
+        self.lease(to.lease());
+        Ok(())
+    }
+
+    /// Copies a region over another of the same size.
+    ///
+    /// # Errors
+    ///
+    /// Sizes differ, the two overlap, another context, or the driver call fails.
+    pub fn copy<T: Element>(&mut self, from: &Region<T>, to: &Region<T>) -> Result<(), EnqueueError> {
+        same_size(from.bytes(), to.bytes())?;
+        if from.span().overlaps(&to.span()) {
+            return Err(EnqueueError::Overlap);
+        }
+        self.enqueue(&[from.span(), to.span()], |driver, stream| {
+            // SAFETY: both sides are live, apart, as long as each other, and leased until the copy has ended.
+            unsafe { driver.copy_on_device(to.span().ptr(), from.span().ptr(), from.bytes(), stream) }
+        })
+    }
+
+    /// Sets every byte of a region.
+    ///
+    /// # Errors
+    ///
+    /// Another context, or the driver call fails.
+    pub fn fill<T: Element>(&mut self, region: &Region<T>, byte: u8) -> Result<(), EnqueueError> {
+        self.enqueue(&[region.span()], |driver, stream| {
+            // SAFETY: the region is live and leased until the fill has ended; any byte is a valid element.
+            unsafe { driver.fill(region.span().ptr(), byte, region.bytes(), stream) }
+        })
+    }
+
+    /// Everything enqueued after this waits, on the device, for an event of the caller's.
+    ///
+    /// # Errors
+    ///
+    /// The driver call fails, or the context is poisoned.
+    pub fn wait(&mut self, event: &Event) -> Result<(), EnqueueError> {
+        let Some(work) = &self.work else { return Ok(()) };
+        same_context(work, event.context(), "the event")?;
+        Ok(work.stream.wait(event)?)
+    }
+
+    /// Ends the scope.
+    ///
+    /// # Errors
+    ///
+    /// The end of the work cannot be marked. What was enqueued keeps its leases for good then: nothing could tell when
+    /// the device is done with them.
+    pub fn finish(mut self) -> Result<Completion, CudaError> {
+        match self.work.take() {
+            Some(work) => close(work),
+            None => Err(CudaError { call: "finish", code: 400, name: "the scope has ended".to_owned() }),
+        }
+    }
+
+    /// Keeps something until the work has ended.
+    pub(super) fn lease(&mut self, lease: Lease) {
+        if let Some(work) = &mut self.work {
+            work.parts.leases.push(lease);
+        }
+    }
+
+    /// Reports the status's fault when the work settles.
+    pub(super) fn watch(&mut self, status: &DeviceStatus) {
+        if let Some(work) = &mut self.work {
+            work.parts.statuses.push(status.clone());
+        }
+    }
+
+    /// What was enqueued while the stream was captured: nothing runs, so the graph takes over its leases.
+    pub(super) fn into_captured(mut self) -> (Vec<Lease>, Vec<DeviceStatus>) {
+        let parts = self.work.take().map(|work| work.parts);
+        parts.map_or_else(Default::default, |parts| (parts.leases, parts.statuses))
+    }
+
+    /// Ends a scope in which nothing was enqueued.
+    pub(super) fn abandon(mut self) {
+        self.work = None;
+    }
+
+    pub(super) fn stream(&self) -> Option<&Stream> {
+        self.work.as_ref().map(|work| &work.stream)
+    }
+
+    fn enqueue(
+        &mut self,
+        spans: &[Span<'_>],
+        call: impl FnOnce(&dyn crate::driver::Driver, crate::driver::RawStream) -> Result<(), CudaError>,
+    ) -> Result<(), EnqueueError> {
+        let Some(work) = &mut self.work else { return Ok(()) };
+        for span in spans {
+            same_context(work, span.memory.context(), "the region")?;
+        }
+        work.stream.context().call(|driver| call(driver, work.stream.raw()))?;
+        work.parts.leases.extend(spans.iter().map(|span| span.memory.lease()));
+        Ok(())
+    }
+}
+
+impl Drop for CommandScope {
+    fn drop(&mut self) {
+        if let Some(work) = self.work.take() {
+            // The completion is dropped unsettled on purpose: the reaper gives the leases back.
+            let _ = close(work);
+        }
+    }
+}
+
+fn close(work: Unsettled) -> Result<Completion, CudaError> {
+    match work.parts.event.record(&work.stream) {
+        Ok(()) => Ok(Completion::new(work)),
+        Err(error) => {
+            std::mem::forget(work.parts.leases);
+            Err(error)
+        }
+    }
+}
+
+fn same_size(from: usize, to: usize) -> Result<(), EnqueueError> {
+    if from == to { Ok(()) } else { Err(EnqueueError::SizeMismatch { from, to }) }
+}
+
+fn same_context(
+    work: &Unsettled,
+    context: &super::context::Context,
+    what: &'static str,
+) -> Result<(), EnqueueError> {
+    if work.stream.context().same(context) { Ok(()) } else { Err(EnqueueError::OtherContext { what }) }
+}

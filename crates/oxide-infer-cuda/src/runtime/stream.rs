@@ -1,0 +1,189 @@
+use super::completion::ScopeParts;
+use super::context::Context;
+use crate::driver::{CudaError, EventTiming, Progress, RawEvent, RawStream};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An ordered queue of device work. Cheap to clone; an owned stream is destroyed with its last clone.
+#[derive(Clone)]
+pub struct Stream {
+    inner: Arc<StreamInner>,
+}
+
+struct StreamInner {
+    context: Context,
+    raw: RawStream,
+    ownership: Ownership,
+    /// Parts of settled scopes, so that a new scope makes no event and its lists have room. The lock is taken twice a
+    /// scope, never per launch, and only a reaper ever contends for it.
+    spare: Mutex<Vec<ScopeParts>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ownership {
+    Owned,
+    External,
+}
+
+impl Stream {
+    pub(super) fn owned(context: &Context) -> Result<Self, CudaError> {
+        // SAFETY: the context is current; the stream is destroyed in `drop`.
+        let raw = context.call(|driver| unsafe { driver.stream_create() })?;
+        Ok(Self::new(context, raw, Ownership::Owned))
+    }
+
+    /// # Safety
+    ///
+    /// `raw` is a live stream of `context` and outlives the result.
+    pub(super) unsafe fn external(context: &Context, raw: RawStream) -> Result<Self, CudaError> {
+        // SAFETY: the caller says the stream is live.
+        let owner = context.call(|driver| unsafe { driver.stream_context(raw) })?;
+        if owner != context.raw() {
+            return Err(CudaError {
+                call: "cuStreamGetCtx",
+                code: 201,
+                name: "the stream belongs to another context".to_owned(),
+            });
+        }
+        Ok(Self::new(context, raw, Ownership::External))
+    }
+
+    fn new(context: &Context, raw: RawStream, ownership: Ownership) -> Self {
+        let spare = Mutex::default();
+        Self { inner: Arc::new(StreamInner { context: context.clone(), raw, ownership, spare }) }
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.inner.context
+    }
+
+    /// Everything enqueued after this waits, on the device, for what was recorded before `event`.
+    ///
+    /// # Errors
+    ///
+    /// The driver call fails, or the context is poisoned.
+    pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        // SAFETY: both handles are live: their objects are borrowed.
+        self.context().call(|driver| unsafe { driver.stream_wait(self.raw(), event.raw()) })
+    }
+
+    /// Blocks the calling thread until everything enqueued has ended.
+    ///
+    /// # Errors
+    ///
+    /// What that work failed with, or a poisoned context.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the stream is live.
+        self.context().call(|driver| unsafe { driver.stream_synchronize(self.raw()) })
+    }
+
+    /// Whether both are the same stream.
+    pub fn same(&self, other: &Stream) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    pub(super) fn scope_parts(&self) -> Result<ScopeParts, CudaError> {
+        if let Some(parts) = self.spare().pop() {
+            return Ok(parts);
+        }
+        let event = Event::new(self.context(), EventTiming::Disabled)?;
+        Ok(ScopeParts { event, leases: Vec::new(), statuses: Vec::new() })
+    }
+
+    pub(super) fn recycle(&self, parts: ScopeParts) {
+        self.spare().push(parts);
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<ScopeParts>> {
+        self.inner.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn raw(&self) -> RawStream {
+        self.inner.raw
+    }
+}
+
+impl Drop for StreamInner {
+    fn drop(&mut self) {
+        if self.ownership == Ownership::Owned {
+            // SAFETY: created by `owned`, destroyed once. The driver lets enqueued work end before it frees the stream,
+            // and a failure means that the context is lost, with the stream.
+            let _ = self.context.call(|driver| unsafe { driver.stream_destroy(self.raw) });
+        }
+    }
+}
+
+/// A point in a stream.
+pub struct Event {
+    context: Context,
+    raw: RawEvent,
+}
+
+impl Event {
+    /// A new event, not recorded yet (which counts as reached).
+    ///
+    /// # Errors
+    ///
+    /// The driver call fails, or the context is poisoned.
+    pub fn new(context: &Context, timing: EventTiming) -> Result<Self, CudaError> {
+        // SAFETY: the context is current; the event is destroyed in `drop`.
+        let raw = context.call(|driver| unsafe { driver.event_create(timing) })?;
+        Ok(Self { context: context.clone(), raw })
+    }
+
+    /// Moves the event to the end of what is enqueued on `stream` now.
+    ///
+    /// # Errors
+    ///
+    /// The driver call fails, or the context is poisoned.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        // SAFETY: both handles are live: their objects are borrowed.
+        self.context.call(|driver| unsafe { driver.event_record(self.raw, stream.raw()) })
+    }
+
+    /// Whether the device has reached it.
+    ///
+    /// # Errors
+    ///
+    /// What the work before it failed with, or a poisoned context.
+    pub fn query(&self) -> Result<Progress, CudaError> {
+        // SAFETY: the event is live.
+        self.context.call(|driver| unsafe { driver.event_query(self.raw) })
+    }
+
+    /// Blocks the calling thread until the device has reached it.
+    ///
+    /// # Errors
+    ///
+    /// What the work before it failed with, or a poisoned context.
+    pub fn synchronize(&self) -> Result<(), CudaError> {
+        // SAFETY: the event is live.
+        self.context.call(|driver| unsafe { driver.event_synchronize(self.raw) })
+    }
+
+    /// Milliseconds from `start` to this event; both are reached and were made with [`EventTiming::Enabled`].
+    ///
+    /// # Errors
+    ///
+    /// The driver call fails (one is not reached or keeps no time), or the context is poisoned.
+    pub fn elapsed_since(&self, start: &Event) -> Result<f32, CudaError> {
+        // SAFETY: both handles are live: their objects are borrowed.
+        self.context.call(|driver| unsafe { driver.event_elapsed(start.raw, self.raw) })
+    }
+
+    /// The context it belongs to.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    pub(crate) fn raw(&self) -> RawEvent {
+        self.raw
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: created by `new`, destroyed once; the driver waits for a pending record by itself.
+        let _ = self.context.call(|driver| unsafe { driver.event_destroy(self.raw) });
+    }
+}

@@ -1,0 +1,150 @@
+use super::safetensors::{SafetensorsError, SafetensorsFiles};
+use crate::gguf::{Gguf, TensorType};
+use ::safetensors::Dtype;
+use oxide_infer::DType;
+use oxide_infer::quantization::BlockFormat;
+use std::fmt;
+use std::path::Path;
+
+/// One source of named tensors.
+#[derive(Debug)]
+pub struct Checkpoint(Files);
+
+#[derive(Debug)]
+enum Files {
+    Gguf(Gguf),
+    Safetensors(SafetensorsFiles),
+}
+
+/// How a tensor's numbers are stored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TensorFormat {
+    /// One after the other, little-endian.
+    Float(DType),
+    /// In blocks of quantized numbers.
+    Blocks(BlockFormat),
+    /// In a way that nothing here reads; its name.
+    Other(String),
+}
+
+impl fmt::Display for TensorFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Float(dtype) => dtype.fmt(f),
+            Self::Blocks(format) => format.fmt(f),
+            Self::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+/// A tensor of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CheckpointTensor {
+    /// Its name in the files.
+    pub name: String,
+    /// Outermost dimension first: a matrix is `[rows, cols]`.
+    pub shape: Vec<u64>,
+    /// How its numbers are stored.
+    pub format: TensorFormat,
+}
+
+impl Checkpoint {
+    /// The tensors of an open GGUF file.
+    pub fn from_gguf(gguf: Gguf) -> Self {
+        Self(Files::Gguf(gguf))
+    }
+
+    /// The tensors of a directory's safetensors files, `model.safetensors` or those that
+    /// `model.safetensors.index.json` names.
+    ///
+    /// # Errors
+    /// [`SafetensorsError`], naming the file.
+    pub fn from_safetensors(dir: &Path) -> Result<Self, SafetensorsError> {
+        SafetensorsFiles::open(dir).map(|files| Self(Files::Safetensors(files)))
+    }
+
+    /// The GGUF file, if it is one.
+    pub fn gguf(&self) -> Option<&Gguf> {
+        match &self.0 {
+            Files::Gguf(gguf) => Some(gguf),
+            Files::Safetensors(_) => None,
+        }
+    }
+
+    /// Bytes of all files.
+    pub fn file_bytes(&self) -> u64 {
+        match &self.0 {
+            Files::Gguf(gguf) => gguf.file_bytes(),
+            Files::Safetensors(files) => files.file_bytes(),
+        }
+    }
+
+    /// The names of all tensors.
+    pub fn names(&self) -> Vec<&str> {
+        match &self.0 {
+            Files::Gguf(gguf) => gguf.tensors().iter().map(|tensor| tensor.name.as_str()).collect(),
+            Files::Safetensors(files) => files.names().collect(),
+        }
+    }
+
+    /// The tensor of that name.
+    pub fn tensor(&self, name: &str) -> Option<CheckpointTensor> {
+        let (shape, format) = match &self.0 {
+            Files::Gguf(gguf) => {
+                let tensor = gguf.tensor(name)?;
+                (tensor.shape.clone(), gguf_format(tensor.tensor_type))
+            }
+            Files::Safetensors(files) => {
+                let info = &files.tensor(name)?.info;
+                (info.shape.iter().map(|&dim| dim as u64).collect(), safetensors_format(info.dtype))
+            }
+        };
+        Some(CheckpointTensor { name: name.to_owned(), shape, format })
+    }
+
+    /// A tensor's bytes, in the map of its file; empty for a name that is not there and for a GGUF type of unknown size.
+    pub fn bytes(&self, name: &str) -> &[u8] {
+        match &self.0 {
+            Files::Gguf(gguf) => gguf.tensor(name).and_then(|tensor| gguf.data(tensor)).unwrap_or_default(),
+            Files::Safetensors(files) => {
+                files.tensor(name).map(|tensor| files.bytes(tensor)).unwrap_or_default()
+            }
+        }
+    }
+
+    /// Tells the system that a tensor's bytes have been used, so that they stop counting as this process's memory.
+    pub fn release(&self, name: &str) {
+        match &self.0 {
+            Files::Gguf(gguf) => gguf.tensor(name).into_iter().for_each(|tensor| gguf.release(tensor)),
+            Files::Safetensors(files) => {
+                files.tensor(name).into_iter().for_each(|tensor| files.release(tensor))
+            }
+        }
+    }
+}
+
+fn gguf_format(tensor_type: TensorType) -> TensorFormat {
+    match tensor_type {
+        TensorType::F32 => TensorFormat::Float(DType::F32),
+        TensorType::F16 => TensorFormat::Float(DType::F16),
+        TensorType::BF16 => TensorFormat::Float(DType::BF16),
+        TensorType::Q4_0 => TensorFormat::Blocks(BlockFormat::Q4_0),
+        TensorType::Q4_1 => TensorFormat::Blocks(BlockFormat::Q4_1),
+        TensorType::Q5_0 => TensorFormat::Blocks(BlockFormat::Q5_0),
+        TensorType::Q5_1 => TensorFormat::Blocks(BlockFormat::Q5_1),
+        TensorType::Q8_0 => TensorFormat::Blocks(BlockFormat::Q8_0),
+        TensorType::Q4_K => TensorFormat::Blocks(BlockFormat::Q4_K),
+        TensorType::Q5_K => TensorFormat::Blocks(BlockFormat::Q5_K),
+        TensorType::Q6_K => TensorFormat::Blocks(BlockFormat::Q6_K),
+        other => TensorFormat::Other(other.to_string()),
+    }
+}
+
+fn safetensors_format(dtype: Dtype) -> TensorFormat {
+    match dtype {
+        Dtype::F32 => TensorFormat::Float(DType::F32),
+        Dtype::F16 => TensorFormat::Float(DType::F16),
+        Dtype::BF16 => TensorFormat::Float(DType::BF16),
+        other => TensorFormat::Other(format!("{other:?}")),
+    }
+}

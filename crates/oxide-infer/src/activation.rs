@@ -1,0 +1,3 @@
+//! Activations.
+
+pub mod swiglu;

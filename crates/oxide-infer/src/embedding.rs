@@ -1,0 +1,3 @@
+//! Embeddings.
+
+pub mod gather;

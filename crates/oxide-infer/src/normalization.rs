@@ -1,0 +1,3 @@
+//! Normalization.
+
+pub mod rms_norm;

@@ -1,0 +1,3 @@
+//! Positions.
+
+pub mod rope;
