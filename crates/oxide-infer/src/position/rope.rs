@@ -84,7 +84,7 @@ impl Spec {
             let (field, expected) = ("theta", "a finite number over 1");
             return Err(SpecError::Number { contract, field, expected, got: config.theta });
         }
-        config.scaling.check(contract)?;
+        config.scaling.check(contract, rotary)?;
         let inv_freq = config.scaling.inv_freq(config.theta, rotary);
         let attention_factor = config.scaling.attention_factor();
         Ok(Self { config, inv_freq, attention_factor })

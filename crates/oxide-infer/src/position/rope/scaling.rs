@@ -3,7 +3,7 @@ use std::f64::consts::PI;
 use std::sync::Arc;
 
 /// How the frequencies `f[i] = theta^(−2i / rotary_dim)` are changed for long contexts.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub enum Scaling {
     /// `f[i]`.
     #[default]
@@ -51,10 +51,15 @@ pub enum Scaling {
         /// What cosines and sines are multiplied by; `None` is the paper's `0.1 · ln(factor) + 1`, or 1 if `factor ≤ 1`.
         attention_factor: Option<f64>,
     },
+    /// `f[i] / divisors[i]`: how GGUF files store Llama 3.1's scaling (`rope_freqs.weight`).
+    Divided {
+        /// `[rotary_dim / 2]`, each over 0.
+        divisors: Arc<[f32]>,
+    },
 }
 
 impl Scaling {
-    pub(super) fn check(&self, contract: Contract) -> Result<(), SpecError> {
+    pub(super) fn check(&self, contract: Contract, rotary_dim: usize) -> Result<(), SpecError> {
         let positive = |field, got| check::positive(contract, field, got);
         match *self {
             Self::None => Ok(()),
@@ -80,6 +85,13 @@ impl Scaling {
                 positive("scaling.attention_factor", attention_factor.unwrap_or(1.0))?;
                 check::at_least_one(contract, "scaling.original_max_position", original_max_position)
             }
+            Self::Divided { ref divisors } => {
+                if divisors.len() != rotary_dim / 2 {
+                    let (field, expected) = ("number of scaling.divisors", "rotary_dim / 2");
+                    return Err(SpecError::Size { contract, field, expected, got: divisors.len() });
+                }
+                divisors.iter().try_for_each(|&divisor| positive("scaling.divisors", divisor.into()))
+            }
         }
     }
 
@@ -104,6 +116,7 @@ impl Scaling {
                 let width = if high == low { 0.001 } else { high - low };
                 blend(base(i), base(i) / factor, (i as f64 - low) / width)
             }
+            Self::Divided { ref divisors } => base(i) / f64::from(divisors[i]),
         };
         (0..rotary_dim / 2).map(|i| scaled(i) as f32).collect()
     }
@@ -121,4 +134,41 @@ impl Scaling {
 fn blend(zero: f64, one: f64, at: f64) -> f64 {
     let at = at.clamp(0.0, 1.0);
     (1.0 - at) * zero + at * one
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Llama 3.2's scaling as llama.cpp's converter writes it into a GGUF file, worked by hand for `theta` 10000 and
+    /// four pairs: frequencies 1, 0.1, 0.01, 0.001 turn 1303.8, 130.38, 13.038 and 1.3038 times in 8192 positions, so
+    /// that the first three are kept and the last is blended with smooth = 0.3038 / 3.
+    #[test]
+    fn divisors_of_a_gguf_file_mean_what_llama3_means() {
+        let smooth = (8192.0 * 0.001 / (2.0 * PI) - 1.0) / 3.0;
+        let divisors = [1.0, 1.0, 1.0, (1.0 / ((1.0 - smooth) / 32.0 + smooth)) as f32].into();
+        let llama3 = Scaling::Llama3 {
+            factor: 32.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position: 8192,
+        };
+        let divided = Scaling::Divided { divisors }.inv_freq(10_000.0, 8);
+        for (a, b) in divided.iter().zip(llama3.inv_freq(10_000.0, 8).iter()) {
+            assert!((a / b - 1.0).abs() < 2e-7, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn divisors_must_be_one_for_every_pair_and_over_zero() {
+        let check =
+            |divisors: &[f32]| Scaling::Divided { divisors: divisors.into() }.check(Contract::ROPE, 8);
+        assert_eq!(check(&[1.0; 4]), Ok(()));
+        assert_eq!(
+            check(&[1.0; 3]).unwrap_err().to_string(),
+            "position.rope v1: number of scaling.divisors must be rotary_dim / 2, got 3"
+        );
+        assert!(check(&[1.0, 1.0, 0.0, 1.0]).is_err());
+        assert!(check(&[1.0, 1.0, f32::NAN, 1.0]).is_err());
+    }
 }
