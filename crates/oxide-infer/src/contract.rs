@@ -4,8 +4,12 @@ use std::fmt;
 ///
 /// The version goes up when the meaning of an operand or the formula changes; a provider's artifact names the version it
 /// was made for and never runs for another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Contract {
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Contract(&'static Identity);
+
+/// Behind a reference so that the errors that carry a contract stay small.
+#[derive(PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Identity {
     name: &'static str,
     version: u32,
 }
@@ -13,7 +17,7 @@ pub struct Contract {
 macro_rules! contracts {
     ($($(#[$doc:meta])* $konst:ident = $name:literal v $version:literal;)*) => {
         impl Contract {
-            $($(#[$doc])* pub const $konst: Contract = Contract { name: $name, version: $version };)*
+            $($(#[$doc])* pub const $konst: Contract = Contract(&Identity { name: $name, version: $version });)*
 
             /// Every contract of this crate, in the order of the operator catalogue.
             pub const ALL: &'static [Contract] = &[$(Self::$konst),*];
@@ -51,23 +55,29 @@ contracts! {
 impl Contract {
     /// The dotted name, for example `normalization.rms_norm`.
     pub const fn name(self) -> &'static str {
-        self.name
+        self.0.name
     }
 
     /// The version, from 1.
     pub const fn version(self) -> u32 {
-        self.version
+        self.0.version
     }
 
     /// The contract of this crate with that name and version.
     pub fn find(name: &str, version: u32) -> Option<Contract> {
-        Self::ALL.iter().copied().find(|c| c.name == name && c.version == version)
+        Self::ALL.iter().copied().find(|c| c.name() == name && c.version() == version)
     }
 }
 
 impl fmt::Display for Contract {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} v{}", self.name, self.version)
+        write!(f, "{} v{}", self.name(), self.version())
+    }
+}
+
+impl fmt::Debug for Contract {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 

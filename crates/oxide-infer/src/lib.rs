@@ -7,6 +7,8 @@
 pub mod activation;
 pub mod attention;
 mod check;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod contract;
 mod dtype;
 pub mod embedding;
@@ -16,6 +18,7 @@ mod ids;
 pub mod kv_cache;
 pub mod normalization;
 pub mod position;
+mod provider;
 pub mod quantization;
 pub mod sampling;
 mod spec;
@@ -26,6 +29,7 @@ pub use contract::Contract;
 pub use dtype::{DType, Element, Float};
 pub use error::{DataError, LayoutError, OperandError, SpecError};
 pub use ids::{PageId, TokenId};
+pub use provider::{Admission, Algorithm, Capability, Provider, ProviderState};
 pub use spec::{Presence, Spec};
 pub use tensor::{Dims, FloatView, FloatViewMut, Layout, MAX_RANK, View, ViewMut};
 pub use weight::{Weight, WeightFormat};

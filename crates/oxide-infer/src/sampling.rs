@@ -13,6 +13,7 @@ mod mask;
 mod params;
 mod philox;
 mod reference;
+mod spec;
 
 pub use history::{TokenHistory, TokenUse};
 pub use logprobs::{LogProbs, TokenLogProb, log_probabilities};
@@ -20,3 +21,4 @@ pub use mask::TokenMask;
 pub use params::{SamplingParams, SamplingParamsError};
 pub use philox::{Draw, philox4x32_10};
 pub use reference::{LogitsRow, Sampled, SamplingError, argmax, distribution, sample};
+pub use spec::{Config, RowError, Spec, reference};

@@ -39,6 +39,14 @@ pub enum SamplingError {
     /// A sampling parameter out of range.
     #[error(transparent)]
     Params(#[from] SamplingParamsError),
+    /// A row of another vocabulary than the spec's.
+    #[error("a row must have {expected} logits, got {got}")]
+    RowSize {
+        /// The spec's vocabulary.
+        expected: usize,
+        /// Logits in the row.
+        got: usize,
+    },
     /// A mask of another vocabulary.
     #[error("the token mask must cover {expected} tokens, got {got}")]
     MaskSize {

@@ -1,0 +1,108 @@
+use super::buffer::{Floats, Numbers, Spacing, Tolerance};
+use super::suite::{Run, Suite};
+use super::{DTYPES, Operators};
+use crate::normalization::rms_norm::{Config, Operands, Spec};
+use crate::{Contract, DType, Presence, Spec as _};
+
+const CONTRACT: Contract = Contract::RMS_NORM;
+
+pub(super) fn run(suite: &mut Suite<'_>) {
+    let shapes = [[0, 1, 64], [1, 1, 1], [1, 1, 7], [3, 1, 576], [33, 1, 257], [2, 9, 64], [5, 3, 128]];
+    for (dtype, shape) in DTYPES.into_iter().flat_map(|dtype| shapes.map(|shape| (dtype, shape))) {
+        for (residual, spacing) in [
+            (Presence::Absent, Spacing::Dense),
+            (Presence::Absent, Spacing::Gapped),
+            (Presence::Present, Spacing::Dense),
+            (Presence::Present, Spacing::Spread),
+        ] {
+            case(suite, dtype, dtype, shape, residual, spacing);
+        }
+    }
+    case(suite, DType::BF16, DType::F32, [4, 1, 96], Presence::Present, Spacing::Dense);
+    case(suite, DType::F32, DType::F16, [4, 1, 96], Presence::Absent, Spacing::Gapped);
+    refusals(suite);
+}
+
+fn spec(dtype: DType, weight_dtype: DType, hidden_size: usize, residual: Presence) -> Spec {
+    Spec::new(Config { dtype, weight_dtype, hidden_size, epsilon: 1e-5, residual }).expect("a valid spec")
+}
+
+fn case(
+    suite: &mut Suite<'_>,
+    dtype: DType,
+    weight_dtype: DType,
+    shape: [usize; 3],
+    residual: Presence,
+    spacing: Spacing,
+) {
+    let spec = spec(dtype, weight_dtype, shape[2], residual);
+    let mut numbers = Numbers::new(1);
+    let layout = spacing.layout(shape);
+    let input = Floats::random(&mut numbers, dtype, layout, 3.0);
+    let weight = Floats::random(&mut numbers, weight_dtype, Spacing::Dense.layout([shape[2]]), 1.0);
+    let given = Floats::random(&mut numbers, dtype, layout, 2.0);
+    let name = format!("{} {shape:?} {spacing:?}", spec.describe());
+    suite.case(CONTRACT, name, Tolerance::of(dtype), |operators: &mut dyn Operators| {
+        let (mut residual, mut output) = (given.clone(), Floats::poisoned(dtype, layout));
+        let has_residual = spec.config().residual == Presence::Present;
+        let operands = Operands {
+            input: input.view(),
+            weight: weight.view(),
+            residual: has_residual.then(|| residual.view_mut()),
+            output: output.view_mut(),
+        };
+        let result = operators.rms_norm(&spec, operands);
+        Run { result, written: vec![output.written("output"), residual.written("residual")] }
+    });
+}
+
+fn refusals(suite: &mut Suite<'_>) {
+    let dense = |shape| Spacing::Dense.layout(shape);
+    let (good, other) = (DType::F32, DType::BF16);
+    // (what, input, weight, residual, output)
+    let cases = [
+        ("input of another type", (other, [2, 1, 64]), (good, [64]), None, (good, [2, 1, 64])),
+        ("input of another size", (good, [2, 1, 65]), (good, [64]), None, (good, [2, 1, 64])),
+        ("weight of another type", (good, [2, 1, 64]), (other, [64]), None, (good, [2, 1, 64])),
+        ("short weight", (good, [2, 1, 64]), (good, [63]), None, (good, [2, 1, 64])),
+        ("output of another type", (good, [2, 1, 64]), (good, [64]), None, (other, [2, 1, 64])),
+        ("short output", (good, [2, 1, 64]), (good, [64]), None, (good, [1, 1, 64])),
+        (
+            "a residual nobody asked for",
+            (good, [2, 1, 64]),
+            (good, [64]),
+            Some([2, 1, 64]),
+            (good, [2, 1, 64]),
+        ),
+        ("no residual", (good, [2, 1, 64]), (good, [64]), None, (good, [2, 1, 64])),
+        ("short residual", (good, [2, 1, 64]), (good, [64]), Some([1, 1, 64]), (good, [2, 1, 64])),
+    ];
+    for (what, input, weight, residual, output) in cases {
+        let wants = if what.contains("nobody") || !what.contains("residual") {
+            Presence::Absent
+        } else {
+            Presence::Present
+        };
+        let spec = spec(good, good, 64, wants);
+        let mut numbers = Numbers::new(2);
+        let input = Floats::random(&mut numbers, input.0, dense(input.1), 1.0);
+        let weight = Floats::random(&mut numbers, weight.0, Spacing::Dense.layout(weight.1), 1.0);
+        suite.case(
+            CONTRACT,
+            format!("refuses {what}"),
+            Tolerance::exact(),
+            |operators: &mut dyn Operators| {
+                let mut output = Floats::poisoned(output.0, dense(output.1));
+                let mut residual = residual.map(|shape| Floats::poisoned(good, dense(shape)));
+                let operands = Operands {
+                    input: input.view(),
+                    weight: weight.view(),
+                    residual: residual.as_mut().map(Floats::view_mut),
+                    output: output.view_mut(),
+                };
+                let result = operators.rms_norm(&spec, operands);
+                Run { result, written: vec![output.written("output")] }
+            },
+        );
+    }
+}

@@ -1,0 +1,105 @@
+use super::buffer::{Tolerance, Written};
+use super::{Operators, Reference, Refusal, Report};
+use crate::{Contract, OperandError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// The provider under test, and what was found so far.
+pub(super) struct Suite<'a> {
+    pub(super) provider: &'a mut dyn Operators,
+    pub(super) report: Report,
+}
+
+/// What one run of a case gave.
+pub(super) struct Run {
+    pub(super) result: Result<(), Refusal>,
+    pub(super) written: Vec<Written>,
+}
+
+impl Suite<'_> {
+    /// Runs a case by the reference and by the provider, and compares results, or refusals.
+    ///
+    /// `run` makes fresh outputs at each call and reads the same inputs.
+    pub(super) fn case(
+        &mut self,
+        contract: Contract,
+        case: String,
+        tolerance: Tolerance,
+        run: impl Fn(&mut dyn Operators) -> Run,
+    ) {
+        let want = run(&mut Reference);
+        let found = self.guarded(&run).and_then(|got| compare(&want, &got, tolerance));
+        self.record(contract, case, found);
+    }
+
+    /// A run of the provider; a panic is a wrong result like any other.
+    pub(super) fn guarded<T>(&mut self, run: impl FnOnce(&mut dyn Operators) -> T) -> Result<T, Verdict> {
+        catch_unwind(AssertUnwindSafe(|| run(self.provider)))
+            .map_err(|_| Verdict::Wrong("it panicked".into()))
+    }
+
+    pub(super) fn record(&mut self, contract: Contract, case: String, found: Result<(), Verdict>) {
+        match found {
+            Ok(()) => self.report.pass(contract),
+            Err(Verdict::NotAdmitted(reason)) => self.report.refuse(contract, case, reason),
+            Err(Verdict::Wrong(what)) => self.report.fail(contract, case, what),
+        }
+    }
+}
+
+/// Why a case did not pass.
+pub(super) enum Verdict {
+    NotAdmitted(Refusal),
+    Wrong(String),
+}
+
+impl Verdict {
+    /// What a refusal of operands that the contract admits means.
+    pub(super) fn of_refusal(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::NotAdmitted(_) | Refusal::Operand(OperandError::Strides { .. }) => {
+                Self::NotAdmitted(refusal)
+            }
+            other => Self::Wrong(format!("it refused what the contract admits: {other}")),
+        }
+    }
+}
+
+fn compare(want: &Run, got: &Run, tolerance: Tolerance) -> Result<(), Verdict> {
+    match (&want.result, &got.result) {
+        (_, Err(refusal @ Refusal::NotAdmitted(_))) => Err(Verdict::NotAdmitted(refusal.clone())),
+        (Ok(()), Err(refusal)) => Err(Verdict::of_refusal(refusal.clone())),
+        (Err(refusal), Ok(())) => {
+            Err(Verdict::Wrong(format!("it took what the contract refuses: {refusal}")))
+        }
+        (Ok(()), Ok(())) => {
+            all(got.written.iter().zip(&want.written), |(got, want)| got.compare(want, tolerance))
+        }
+        (Err(want), Err(refusal)) if !same_kind(want, refusal) => {
+            Err(Verdict::Wrong(format!("it should refuse with \"{want}\", got \"{refusal}\"")))
+        }
+        // A device finds bad values while it runs: it may have written elements by then, but nothing outside.
+        (Err(Refusal::Operand(OperandError::Data { .. })), Err(_)) => {
+            all(got.written.iter(), Written::check_guards)
+        }
+        (Err(_), Err(_)) => all(got.written.iter(), Written::check_untouched),
+    }
+}
+
+fn all<T>(
+    mut items: impl Iterator<Item = T>,
+    check: impl Fn(T) -> Result<(), String>,
+) -> Result<(), Verdict> {
+    items.try_for_each(check).map_err(Verdict::Wrong)
+}
+
+/// Whether two refusals blame the same thing: the same operand for the same reason, or the same kind of value (which of
+/// several bad values is found first is not fixed).
+pub(super) fn same_kind(want: &Refusal, got: &Refusal) -> bool {
+    match (want, got) {
+        (Refusal::Operand(OperandError::Data { error: want, .. }), Refusal::Operand(got)) => {
+            matches!(got, OperandError::Data { error: got, .. }
+                if std::mem::discriminant(want) == std::mem::discriminant(got))
+        }
+        _ => want == got,
+    }
+}
