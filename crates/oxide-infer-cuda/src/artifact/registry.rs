@@ -1,0 +1,324 @@
+//! Verified artifacts.
+
+use super::bundle::{Bundle, BundleError, INDEX};
+use super::elf::{self, ElfError};
+use super::index::{Index, IndexError, Rule};
+use super::manifest::{Architecture, Manifest, ManifestError, Sha256Hex};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// The device that artifacts must run on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Architecture of the machine code.
+    pub architecture: Architecture,
+    /// `cuDriverGetVersion`: 12000 is CUDA 12.0.
+    pub driver: u32,
+}
+
+impl Target {
+    /// A Hopper GPU with the oldest driver that the artifacts of this version support, to inspect them with no device.
+    pub const fn hopper() -> Self {
+        Self { architecture: Architecture::Sm90a, driver: 12_000 }
+    }
+}
+
+/// An artifact whose machine code is what its manifest says.
+#[derive(Debug)]
+pub struct Artifact {
+    manifest: Manifest,
+    cubin: Box<[u8]>,
+}
+
+impl Artifact {
+    /// How to launch it.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The verified machine code, an ELF file.
+    pub fn cubin(&self) -> &[u8] {
+        &self.cubin
+    }
+}
+
+/// The verified artifacts of one architecture and the rules that choose among them.
+#[derive(Debug)]
+pub struct Registry {
+    artifacts: BTreeMap<String, Arc<Artifact>>,
+    rules: Vec<Rule>,
+}
+
+/// Why a set of artifacts cannot be used.
+#[derive(Debug, Error)]
+pub enum RegistryError {
+    /// The directory could not be read.
+    #[error(transparent)]
+    Bundle(#[from] BundleError),
+    /// There is no index.
+    #[error("no {INDEX} among the artifacts")]
+    NoIndex,
+    /// The index is malformed.
+    #[error(transparent)]
+    Index(#[from] IndexError),
+    /// The artifacts are for another architecture.
+    #[error("the artifacts are for {found}, the device is {expected}")]
+    Architecture {
+        /// The index's.
+        found: Architecture,
+        /// The device's.
+        expected: Architecture,
+    },
+    /// A file that the index does not account for.
+    #[error("file {name} belongs to no artifact of the index")]
+    Stray {
+        /// The file.
+        name: String,
+    },
+    /// One artifact is not what it should be.
+    #[error("artifact {name}: {source}")]
+    Artifact {
+        /// The artifact.
+        name: String,
+        /// What is wrong.
+        source: ArtifactError,
+    },
+    /// A rule names an algorithm that no artifact of its contract has.
+    #[error("a selection rule of {contract} names algorithm {algorithm}, which no artifact has")]
+    Rule {
+        /// The contract.
+        contract: String,
+        /// The algorithm.
+        algorithm: String,
+    },
+}
+
+/// Why an artifact cannot be used.
+#[derive(Debug, Error)]
+pub enum ArtifactError {
+    /// A file is missing.
+    #[error("file {file} is missing")]
+    Missing {
+        /// The file.
+        file: String,
+    },
+    /// The manifest is not the one that the index lists.
+    #[error("the manifest's hash is {found}, the index lists {expected}")]
+    ManifestHash {
+        /// The index's.
+        expected: Sha256Hex,
+        /// The file's.
+        found: Sha256Hex,
+    },
+    /// The manifest is malformed.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// The manifest is of another artifact.
+    #[error("the manifest is of artifact {found}")]
+    Name {
+        /// The manifest's name.
+        found: String,
+    },
+    /// The machine code is for another architecture.
+    #[error("made for {found}, the device is {expected}")]
+    Architecture {
+        /// The artifact's.
+        found: Architecture,
+        /// The device's.
+        expected: Architecture,
+    },
+    /// The driver is too old.
+    #[error("needs a driver of CUDA {}.{}, this one is of {}.{}", required / 1000, required % 1000 / 10, found / 1000, found % 1000 / 10)]
+    Driver {
+        /// The least `cuDriverGetVersion`.
+        required: u32,
+        /// The device's.
+        found: u32,
+    },
+    /// The cubin does not decompress.
+    #[error("{file} is not valid zstd, or larger than the {size} bytes that the manifest says: {reason}")]
+    Compression {
+        /// The file.
+        file: String,
+        /// The manifest's size.
+        size: usize,
+        /// What the decompressor says.
+        reason: String,
+    },
+    /// The cubin has another size.
+    #[error("the cubin has {found} bytes, the manifest says {expected}")]
+    Size {
+        /// The manifest's.
+        expected: usize,
+        /// The file's.
+        found: usize,
+    },
+    /// The cubin has another hash.
+    #[error("the cubin's hash is {found}, the manifest says {expected}")]
+    Hash {
+        /// The manifest's.
+        expected: Sha256Hex,
+        /// The file's.
+        found: Sha256Hex,
+    },
+    /// The cubin is no cubin.
+    #[error("the cubin is malformed: {0}")]
+    Elf(#[from] ElfError),
+    /// The cubin lacks a kernel that the manifest launches.
+    #[error("the cubin has no kernel {symbol}")]
+    Symbol {
+        /// The entry symbol.
+        symbol: String,
+    },
+    /// A kernel takes other parameters than the manifest passes.
+    #[error("{symbol} takes parameters of {found:?} bytes, the manifest passes {expected:?}")]
+    Parameters {
+        /// The entry symbol.
+        symbol: String,
+        /// The manifest's sizes.
+        expected: Vec<u32>,
+        /// The cubin's sizes.
+        found: Vec<u32>,
+    },
+}
+
+impl Registry {
+    /// Verify the artifacts that this binary carries for the target.
+    pub fn embedded(target: Target) -> Result<Self, RegistryError> {
+        Self::verify(&Bundle::embedded(target.architecture), target)
+    }
+
+    /// Verify the artifacts in a directory, to be used instead of the embedded ones.
+    pub fn from_directory(directory: &Path, target: Target) -> Result<Self, RegistryError> {
+        Self::verify(&Bundle::from_directory(directory)?, target)
+    }
+
+    /// Verify a set of artifacts.
+    ///
+    /// Checks, in this order: the index, its architecture, and of every artifact the hash, form and name of its manifest,
+    /// architecture, driver, size and hash of the machine code, and the symbol and parameter sizes of every kernel launched.
+    pub fn verify(bundle: &Bundle, target: Target) -> Result<Self, RegistryError> {
+        let index = Index::parse(bundle.file(INDEX).ok_or(RegistryError::NoIndex)?)?;
+        if index.architecture != target.architecture {
+            return Err(RegistryError::Architecture {
+                found: index.architecture,
+                expected: target.architecture,
+            });
+        }
+        let is_listed = |stem: Option<&str>| stem.is_some_and(|stem| index.artifacts.contains_key(stem));
+        for (name, _) in bundle.files().filter(|(name, _)| *name != INDEX) {
+            if !is_listed(name.strip_suffix(".json")) && !is_listed(name.strip_suffix(".cubin.zst")) {
+                return Err(RegistryError::Stray { name: name.to_owned() });
+            }
+        }
+        let mut artifacts = BTreeMap::new();
+        for (name, hash) in &index.artifacts {
+            let verified = verify_artifact(bundle, name, *hash, target);
+            let artifact =
+                verified.map_err(|source| RegistryError::Artifact { name: name.clone(), source })?;
+            artifacts.insert(name.clone(), Arc::new(artifact));
+        }
+        let registry = Self { artifacts, rules: index.selection };
+        registry.check_rules()?;
+        Ok(registry)
+    }
+
+    /// All artifacts, in the order of their names.
+    pub fn artifacts(&self) -> impl Iterator<Item = &Arc<Artifact>> {
+        self.artifacts.values()
+    }
+
+    /// The artifact of that name.
+    pub fn artifact(&self, name: &str) -> Option<&Arc<Artifact>> {
+        self.artifacts.get(name)
+    }
+
+    /// The rules that choose among artifacts that admit the same request.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
+    }
+
+    fn check_rules(&self) -> Result<(), RegistryError> {
+        let serves = |rule: &&Rule| {
+            let manifests = self.artifacts().map(|artifact| artifact.manifest());
+            manifests.into_iter().any(|m| m.contract == rule.contract && m.algorithm == rule.algorithm)
+        };
+        match self.rules.iter().find(|rule| !serves(rule)) {
+            None => Ok(()),
+            Some(rule) => Err(RegistryError::Rule {
+                contract: rule.contract.clone(),
+                algorithm: rule.algorithm.clone(),
+            }),
+        }
+    }
+}
+
+fn verify_artifact(
+    bundle: &Bundle,
+    name: &str,
+    listed: Sha256Hex,
+    target: Target,
+) -> Result<Artifact, ArtifactError> {
+    let file = |file: String| bundle.file(&file).ok_or(ArtifactError::Missing { file });
+    let json = file(format!("{name}.json"))?;
+    let found = sha256(json);
+    if found != listed {
+        return Err(ArtifactError::ManifestHash { expected: listed, found });
+    }
+    let manifest = Manifest::parse(json)?;
+    if manifest.name != name {
+        return Err(ArtifactError::Name { found: manifest.name });
+    }
+    if manifest.architecture != target.architecture {
+        return Err(ArtifactError::Architecture {
+            found: manifest.architecture,
+            expected: target.architecture,
+        });
+    }
+    if manifest.minimum_driver > target.driver {
+        return Err(ArtifactError::Driver { required: manifest.minimum_driver, found: target.driver });
+    }
+    let cubin = decompress(&manifest, file(manifest.cubin.file.clone())?)?;
+    verify_kernels(&manifest, &cubin)?;
+    Ok(Artifact { manifest, cubin: cubin.into() })
+}
+
+fn decompress(manifest: &Manifest, compressed: &[u8]) -> Result<Vec<u8>, ArtifactError> {
+    let (file, size) = (manifest.cubin.file.clone(), manifest.cubin.size);
+    let cubin = zstd::bulk::decompress(compressed, size).map_err(|error| ArtifactError::Compression {
+        file,
+        size,
+        reason: error.to_string(),
+    })?;
+    if cubin.len() != size {
+        return Err(ArtifactError::Size { expected: size, found: cubin.len() });
+    }
+    let found = sha256(&cubin);
+    if found != manifest.cubin.sha256 {
+        return Err(ArtifactError::Hash { expected: manifest.cubin.sha256, found });
+    }
+    Ok(cubin)
+}
+
+fn verify_kernels(manifest: &Manifest, cubin: &[u8]) -> Result<(), ArtifactError> {
+    let mut kernels = elf::kernel_parameters(cubin)?;
+    for launch in &manifest.launches {
+        let symbol = launch.symbol.clone();
+        let expected: Vec<u32> = launch.parameters.iter().map(|parameter| parameter.size()).collect();
+        match kernels.remove(&symbol) {
+            None => return Err(ArtifactError::Symbol { symbol }),
+            Some(found) if found != expected => {
+                return Err(ArtifactError::Parameters { symbol, expected, found });
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(())
+}
+
+fn sha256(data: &[u8]) -> Sha256Hex {
+    Sha256Hex::from_digest(Sha256::digest(data).into())
+}

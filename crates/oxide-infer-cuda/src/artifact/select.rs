@@ -1,0 +1,226 @@
+//! Choosing the one artifact for a request.
+
+use super::expr::Dimensions;
+use super::manifest::{Domain, Manifest, Property};
+use super::registry::{Artifact, Registry};
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use thiserror::Error;
+
+/// What a plan needs: a contract with properties and dimensions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    contract: String,
+    version: u32,
+    properties: BTreeMap<String, Property>,
+    dimensions: Dimensions,
+}
+
+impl Request {
+    /// A request for a version of a contract, with no property and no dimension yet.
+    pub fn new(contract: impl Into<String>, version: u32) -> Self {
+        Self {
+            contract: contract.into(),
+            version,
+            properties: BTreeMap::new(),
+            dimensions: Dimensions::new(),
+        }
+    }
+
+    /// Ask for a property.
+    #[must_use]
+    pub fn property(mut self, name: &str, value: impl Into<Property>) -> Self {
+        self.properties.insert(name.to_owned(), value.into());
+        self
+    }
+
+    /// State a dimension.
+    #[must_use]
+    pub fn dimension(mut self, name: &str, value: u64) -> Self {
+        self.dimensions.insert(name.to_owned(), value);
+        self
+    }
+
+    /// The dimensions stated so far.
+    pub fn dimensions(&self) -> &Dimensions {
+        &self.dimensions
+    }
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} v{}", self.contract, self.version)?;
+        self.properties.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))?;
+        self.dimensions.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+    }
+}
+
+/// Why no single artifact serves a request.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SelectError {
+    /// No artifact is of that contract and version.
+    #[error("no artifact for {request}: none is of that contract")]
+    NoContract {
+        /// What was asked for.
+        request: Box<Request>,
+    },
+    /// No artifact of the contract admits the properties and dimensions.
+    #[error("no artifact for {request}: {}", .misses.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    NotCovered {
+        /// What was asked for.
+        request: Box<Request>,
+        /// Why each artifact of the contract does not serve; those with equal properties alone if there are any.
+        misses: Vec<Miss>,
+    },
+    /// Several artifacts admit the request and no rule says which serves it.
+    #[error("several artifacts for {request} and no selection rule: {}", .candidates.join(", "))]
+    NoRule {
+        /// What was asked for.
+        request: Box<Request>,
+        /// The artifacts that admit it.
+        candidates: Vec<String>,
+    },
+    /// Several rules match the request.
+    #[error("several selection rules for {request}: {}", .algorithms.join(", "))]
+    SeveralRules {
+        /// What was asked for.
+        request: Box<Request>,
+        /// The algorithms that the rules name.
+        algorithms: Vec<String>,
+    },
+    /// The rule that matches names an algorithm that does not admit the request, or that two artifacts have.
+    #[error(
+        "the selection rule for {request} names algorithm {algorithm}, which {count} of its artifacts have"
+    )]
+    RuleMismatch {
+        /// What was asked for.
+        request: Box<Request>,
+        /// The algorithm.
+        algorithm: String,
+        /// How many of the artifacts that admit the request have it.
+        count: usize,
+    },
+}
+
+/// Why one artifact does not serve a request.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Miss {
+    /// A property is missing on one side, or differs.
+    #[error("{artifact} has {property}={}, asked for {}", shown(.found.as_ref()), shown(.asked.as_ref()))]
+    Property {
+        /// The artifact.
+        artifact: String,
+        /// The property.
+        property: String,
+        /// The artifact's value.
+        found: Option<Property>,
+        /// The request's value.
+        asked: Option<Property>,
+    },
+    /// A dimension is missing or outside the artifact's domain.
+    #[error("{artifact} admits {dimension} {domain}, asked for {}", shown(.value.as_ref()))]
+    Dimension {
+        /// The artifact.
+        artifact: String,
+        /// The dimension.
+        dimension: String,
+        /// The values that the artifact admits.
+        domain: Domain,
+        /// The request's value.
+        value: Option<u64>,
+    },
+    /// The request states a dimension that the artifact does not know.
+    #[error("{artifact} has no dimension {dimension}")]
+    UnknownDimension {
+        /// The artifact.
+        artifact: String,
+        /// The dimension.
+        dimension: String,
+    },
+}
+
+fn shown<T: ToString>(value: Option<&T>) -> String {
+    value.map_or("nothing".to_owned(), ToString::to_string)
+}
+
+impl Registry {
+    /// The artifact for a request: all properties equal, every dimension in its domain, and where several artifacts are left,
+    /// the one whose algorithm the selection rules name.
+    pub fn select(&self, request: &Request) -> Result<Arc<Artifact>, SelectError> {
+        let of_contract = |artifact: &&Arc<Artifact>| {
+            let manifest = artifact.manifest();
+            manifest.contract == request.contract && manifest.contract_version == request.version
+        };
+        let (mut candidates, mut misses) = (Vec::new(), Vec::new());
+        for artifact in self.artifacts().filter(of_contract) {
+            match request.miss(artifact.manifest()) {
+                None => candidates.push(artifact),
+                Some(miss) => misses.push(miss),
+            }
+        }
+        match candidates.as_slice() {
+            [] if misses.is_empty() => Err(SelectError::NoContract { request: request.clone().into() }),
+            [] => Err(SelectError::NotCovered { request: request.clone().into(), misses: nearest(misses) }),
+            [only] => Ok(Arc::clone(only)),
+            several => self.decide(request, several),
+        }
+    }
+
+    fn decide(&self, request: &Request, candidates: &[&Arc<Artifact>]) -> Result<Arc<Artifact>, SelectError> {
+        let matches =
+            |rule: &&super::Rule| rule.matches(&request.contract, &request.properties, &request.dimensions);
+        let rules: Vec<_> = self.rules().iter().filter(matches).collect();
+        let request = Box::new(request.clone());
+        let rule = match rules.as_slice() {
+            [rule] => rule,
+            [] => {
+                let candidates = candidates.iter().map(|artifact| artifact.manifest().name.clone()).collect();
+                return Err(SelectError::NoRule { request, candidates });
+            }
+            several => {
+                let algorithms = several.iter().map(|rule| rule.algorithm.clone()).collect();
+                return Err(SelectError::SeveralRules { request, algorithms });
+            }
+        };
+        let named = |artifact: &&&Arc<Artifact>| artifact.manifest().algorithm == rule.algorithm;
+        let chosen: Vec<_> = candidates.iter().filter(named).collect();
+        match chosen.as_slice() {
+            [only] => Ok(Arc::clone(only)),
+            others => {
+                let (algorithm, count) = (rule.algorithm.clone(), others.len());
+                Err(SelectError::RuleMismatch { request, algorithm, count })
+            }
+        }
+    }
+}
+
+impl Request {
+    /// Why an artifact of the contract does not serve, if it does not.
+    fn miss(&self, manifest: &Manifest) -> Option<Miss> {
+        let artifact = || manifest.name.clone();
+        let names = manifest.properties.keys().chain(self.properties.keys());
+        for property in names {
+            let (found, asked) = (manifest.properties.get(property), self.properties.get(property));
+            if found != asked {
+                let (property, found, asked) = (property.clone(), found.cloned(), asked.cloned());
+                return Some(Miss::Property { artifact: artifact(), property, found, asked });
+            }
+        }
+        if let Some(dimension) = self.dimensions.keys().find(|name| !manifest.dimensions.contains_key(*name))
+        {
+            return Some(Miss::UnknownDimension { artifact: artifact(), dimension: dimension.clone() });
+        }
+        let (dimension, domain, value) = manifest.out_of_domain(&self.dimensions)?;
+        Some(Miss::Dimension { artifact: artifact(), dimension: dimension.to_owned(), domain, value })
+    }
+}
+
+/// The misses worth reading: those by dimension, unless every artifact misses by property.
+fn nearest(misses: Vec<Miss>) -> Vec<Miss> {
+    let by_property = |miss: &Miss| matches!(miss, Miss::Property { .. });
+    if misses.iter().all(by_property) {
+        return misses;
+    }
+    misses.into_iter().filter(|miss| !by_property(miss)).collect()
+}

@@ -1,0 +1,122 @@
+"""Profiles and schedules: what is built, with which tile sizes, and which of several schedules serves a shape."""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oxide_tile.definition import Domain
+
+Value = str | int | bool
+
+
+class ProfileError(ValueError):
+    """A profile or schedule file that says something unknown or contradictory."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One artifact to build."""
+
+    name: str
+    family: str
+    kernel: str
+    algorithm: str
+    variant: Mapping[str, Value]
+    schedule: Mapping[str, Value]
+    domain: Mapping[str, Domain]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which algorithm serves a range of shapes that several artifacts admit."""
+
+    contract: str
+    properties: Mapping[str, Value]
+    when: Mapping[str, tuple[int, int]]
+    algorithm: str
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A profile file."""
+
+    architecture: str
+    jobs: tuple[Job, ...]
+    rules: tuple[Rule, ...]
+
+
+def load(root: Path, name: str) -> Profile:
+    """Read `profiles/NAME.toml` and the schedule files that it uses, under `root`."""
+    table = Table(read(root / "profiles" / f"{name}.toml"), f"profile {name}")
+    jobs = [job for build in table.take("build", []) for job in jobs_of(Table(build, f"profile {name}, build"), root)]
+    rules = [rule_of(Table(rule, f"profile {name}, select")) for rule in table.take("select", [])]
+    profile = Profile(table.take("architecture"), tuple(jobs), tuple(rules))
+    table.finish()
+    names = [job.name for job in jobs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ProfileError(f"profile {name} builds {', '.join(twice)} twice")
+    return profile
+
+
+def jobs_of(build: "Table", root: Path) -> list[Job]:
+    """Every variant with every schedule of one `[[build]]` table."""
+    family, kernel = build.take("family"), build.take("kernel")
+    variants = build.take("variants", [{}])
+    names = build.take("schedules")
+    domain = {dimension: Domain(**limits) for dimension, limits in build.take("domain", {}).items()}
+    build.finish()
+    schedules = read(root / "schedules" / f"{family}.toml").get(kernel, {})
+    unknown = sorted(set(names) - set(schedules))
+    if unknown:
+        raise ProfileError(f"schedules/{family}.toml has no [{kernel}.{unknown[0]}]")
+    return [
+        Job(
+            name=".".join((kernel, *(str(v) for v in variant.values()), algorithm)),
+            family=family,
+            kernel=kernel,
+            algorithm=algorithm,
+            variant=variant,
+            schedule=schedules[algorithm],
+            domain=domain,
+        )
+        for variant in variants
+        for algorithm in names
+    ]
+
+
+def rule_of(rule: "Table") -> Rule:
+    """One `[[select]]` table."""
+    when = {dimension: (low, high) for dimension, (low, high) in rule.take("when", {}).items()}
+    result = Rule(rule.take("contract"), rule.take("properties", {}), when, rule.take("algorithm"))
+    rule.finish()
+    return result
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file."""
+    try:
+        return tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ProfileError(f"{path}: {error}") from error
+
+
+class Table:
+    """A TOML table of which every key must be used."""
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = dict(values)
+        self.where = where
+
+    def take(self, key: str, *default: Any) -> Any:
+        """Remove and return a key; without a default it must be there."""
+        if key not in self.values and not default:
+            raise ProfileError(f"{self.where}: {key} is missing")
+        return self.values.pop(key, *default)
+
+    def finish(self) -> None:
+        """Refuse the keys that nobody took."""
+        if self.values:
+            raise ProfileError(f"{self.where}: unknown key {sorted(self.values)[0]}")
