@@ -178,7 +178,7 @@ pub struct ExecutorError {
 ///
 /// Steps take effect in the order of submission: a step reads the pages and slots that earlier steps left, whether or
 /// not they were collected. The scheduler relies on it: it gives a page or a slot to another sequence as soon as its
-/// owner ends, while a step that still uses it may be in flight.
+/// owner ends, while a step that still uses it may be in flight. An executor may be dropped with steps in flight.
 pub trait Executor: Send {
     /// What it was planned for.
     fn limits(&self) -> ExecutorLimits;

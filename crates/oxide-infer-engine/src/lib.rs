@@ -3,13 +3,23 @@
 //! Three types carry a request through it: an [`EngineRequest`] goes in through an [`EngineHandle`], the engine thread
 //! turns it into rows of an [`EngineBatch`] for an [`Executor`], and [`EngineEvent`]s come back out.
 
+mod admission;
 pub mod batch;
+mod engine;
 pub mod gguf;
+mod handle;
+mod kv;
+pub mod metrics;
 pub mod model;
 pub mod request;
+pub mod scheduler;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod weights;
 
 pub use batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, StepOutput};
-pub use request::{EngineEvent, EngineRequest, FinishReason, RequestId};
+pub use engine::{Engine, EngineConfig, StartError};
+pub use handle::{DrainOutcome, EngineHandle, EventStream, Health};
+pub use kv::PrefixCache;
+pub use metrics::{EngineMetrics, MetricsSnapshot};
+pub use request::{EngineEvent, EngineRequest, FinishReason, RequestId, SubmitError};

@@ -71,6 +71,53 @@ pub enum Masking {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenMask(pub Arc<[u32]>);
 
+impl TokenMask {
+    /// Checks that the mask is made for a vocabulary of this size and admits a token of it.
+    pub fn check(&self, vocab_size: usize) -> Result<(), MaskError> {
+        let expected = vocab_size.div_ceil(32);
+        if self.0.len() != expected {
+            return Err(MaskError::WrongLength { words: self.0.len(), expected, vocab_size });
+        }
+        if self.admitted(vocab_size) == 0 { Err(MaskError::Empty) } else { Ok(()) }
+    }
+
+    /// How many tokens of the vocabulary the mask admits; bits past the vocabulary mean nothing.
+    pub fn admitted(&self, vocab_size: usize) -> usize {
+        let words = self.0.iter().enumerate();
+        words
+            .map(|(word, bits)| bits_below(*bits, vocab_size.saturating_sub(word * 32)).count_ones() as usize)
+            .sum()
+    }
+
+    /// Whether the mask admits the token.
+    pub fn admits(&self, token: TokenId) -> bool {
+        self.0.get(token.index() / 32).is_some_and(|word| word & (1 << (token.index() % 32)) != 0)
+    }
+}
+
+/// The lowest `count` bits of a word.
+fn bits_below(word: u32, count: usize) -> u32 {
+    if count >= 32 { word } else { word & ((1 << count) - 1) }
+}
+
+/// Why a mask was refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MaskError {
+    /// It is made for another vocabulary.
+    #[error("the mask has {words} words; a vocabulary of {vocab_size} tokens needs {expected}")]
+    WrongLength {
+        /// Its words.
+        words: usize,
+        /// Words expected.
+        expected: usize,
+        /// Size of the vocabulary.
+        vocab_size: usize,
+    },
+    /// It admits no token, so none can be sampled.
+    #[error("the mask admits no token")]
+    Empty,
+}
+
 /// A token with its log-probability under the model's raw logits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TokenLogprobs {

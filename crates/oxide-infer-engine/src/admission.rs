@@ -1,0 +1,122 @@
+//! What may enter the engine: checks of a request, and the bounded queue.
+
+use crate::batch::ExecutorLimits;
+use crate::request::{EngineRequest, SubmitError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// Refuses a request that the engine could never finish.
+pub(crate) fn check(request: &EngineRequest, limits: &ExecutorLimits) -> Result<(), SubmitError> {
+    let prompt = request.prompt.len();
+    if prompt == 0 {
+        return Err(SubmitError::EmptyPrompt);
+    }
+    // A prompt of the model's whole length leaves no room for a token, which is right only if none is asked for.
+    let room = limits.max_model_len.checked_sub(prompt);
+    if room.is_none() || (room == Some(0) && request.stop.max_tokens > 0) {
+        return Err(SubmitError::TooLong { prompt, max_model_len: limits.max_model_len });
+    }
+    if let Some(&token) = request.prompt.iter().find(|token| token.index() >= limits.vocab_size) {
+        return Err(SubmitError::UnknownToken { token, vocab_size: limits.vocab_size });
+    }
+    if request.choices.get() as usize > limits.max_sequences {
+        return Err(SubmitError::TooManyChoices {
+            choices: request.choices.get(),
+            limit: limits.max_sequences,
+        });
+    }
+    let needed = longest_kv(request, limits).div_ceil(limits.page_size);
+    if needed > limits.num_pages {
+        return Err(SubmitError::TooManyPages { needed, available: limits.num_pages });
+    }
+    Ok(())
+}
+
+/// Most tokens that one choice of the request can sample.
+pub(crate) fn longest_output(request: &EngineRequest, limits: &ExecutorLimits) -> usize {
+    (request.stop.max_tokens as usize).min(limits.max_model_len - request.prompt.len())
+}
+
+/// Most tokens that one choice of the request can have in its KV: the last token is never fed back.
+pub(crate) fn longest_kv(request: &EngineRequest, limits: &ExecutorLimits) -> usize {
+    request.prompt.len() + longest_output(request, limits).saturating_sub(1)
+}
+
+/// The bounded queue: how many requests wait for their first step, and how fast they leave.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    limit: usize,
+    waiting: AtomicUsize,
+    opened: Instant,
+    // Microseconds since `opened`; several threads read and write them, and an estimate may be a little off.
+    occupied_since: AtomicU64,
+    last_start: AtomicU64,
+    /// Smoothed microseconds between two starts while requests waited.
+    pace: AtomicU64,
+}
+
+/// A request's place in the queue; dropping it gives the place back.
+#[derive(Debug)]
+pub(crate) struct Place(Arc<Queue>);
+
+impl Queue {
+    pub(crate) fn new(limit: usize) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            waiting: AtomicUsize::new(0),
+            opened: Instant::now(),
+            occupied_since: AtomicU64::new(0),
+            last_start: AtomicU64::new(0),
+            pace: AtomicU64::new(0),
+        })
+    }
+
+    /// Takes a place, or says how full the queue is.
+    pub(crate) fn take_place(self: &Arc<Self>, now: Instant) -> Result<Place, SubmitError> {
+        match self
+            .waiting
+            .fetch_update(Relaxed, Relaxed, |waiting| (waiting < self.limit).then_some(waiting + 1))
+        {
+            Ok(waiting) => {
+                if waiting == 0 {
+                    self.occupied_since.store(self.micros(now), Relaxed);
+                }
+                Ok(Place(self.clone()))
+            }
+            Err(waiting) => Err(SubmitError::QueueFull {
+                waiting,
+                limit: self.limit,
+                retry_after: self.next_place_in(now),
+            }),
+        }
+    }
+
+    /// Notes that a waiting request has been started. Called by the engine thread only.
+    pub(crate) fn note_start(&self, now: Instant) {
+        let interval = self.since_start(now);
+        self.last_start.store(self.micros(now), Relaxed);
+        self.pace.store((self.pace.load(Relaxed) * 7 + interval) / 8, Relaxed);
+    }
+
+    fn next_place_in(&self, now: Instant) -> Duration {
+        // If nothing has started for longer than usual, the usual pace is no longer true.
+        Duration::from_micros(self.pace.load(Relaxed).max(self.since_start(now)))
+    }
+
+    /// Microseconds since the last start; time in which nobody waited does not count.
+    fn since_start(&self, now: Instant) -> u64 {
+        let from = self.last_start.load(Relaxed).max(self.occupied_since.load(Relaxed));
+        self.micros(now).saturating_sub(from)
+    }
+
+    fn micros(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.opened).as_micros() as u64
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Relaxed);
+    }
+}

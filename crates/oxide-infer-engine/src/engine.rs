@@ -1,0 +1,263 @@
+//! The engine thread: the only place that touches sequences, pages and the executor.
+
+use crate::admission::Place;
+use crate::batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, StepOutput};
+use crate::handle::{Command, EngineHandle, Health, Shared, Submission};
+use crate::kv::PrefixCache;
+use crate::request::{EngineEvent, RequestId};
+use crate::scheduler::{Notice, Scheduled, Scheduler};
+use crossbeam_channel::{Receiver, TryRecvError, unbounded};
+use std::any::Any;
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Choices that are the engine's own, not the executor's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Requests that may wait for their first step; the next one is refused.
+    pub max_waiting: usize,
+    /// Whether prompts reuse pages that earlier sequences computed.
+    pub prefix_cache: PrefixCache,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self { max_waiting: 1024, prefix_cache: PrefixCache::Enabled }
+    }
+}
+
+/// Why an engine could not be started.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A limit of the executor makes work impossible.
+    #[error("the executor's {limit} is {value}; it must be at least {least}")]
+    Limit {
+        /// Its name.
+        limit: &'static str,
+        /// Its value.
+        value: usize,
+        /// The least that works.
+        least: usize,
+    },
+    /// The operating system gave no thread.
+    #[error("cannot start the engine thread: {0}")]
+    Thread(#[from] std::io::Error),
+}
+
+/// Starts engines.
+#[derive(Debug)]
+pub struct Engine;
+
+impl Engine {
+    /// Starts the engine thread over an executor.
+    ///
+    /// # Errors
+    /// The executor's limits make work impossible, or there is no thread to be had.
+    pub fn start(executor: Box<dyn Executor>, config: EngineConfig) -> Result<EngineHandle, StartError> {
+        let limits = executor.limits();
+        check_limits(&limits)?;
+        let shared = Arc::new(Shared::new(limits, config.max_waiting));
+        let (commands, receiver) = unbounded();
+        let engine = EngineThread {
+            executor,
+            scheduler: Scheduler::new(limits, config.prefix_cache),
+            clients: HashMap::new(),
+            commands: receiver,
+            batch: EngineBatch::default(),
+            output: StepOutput::default(),
+            shared: shared.clone(),
+            draining: false,
+        };
+        std::thread::Builder::new().name("oxide-infer-engine".into()).spawn(move || engine.run())?;
+        Ok(EngineHandle::new(shared, commands))
+    }
+}
+
+fn check_limits(limits: &ExecutorLimits) -> Result<(), StartError> {
+    let least = [
+        ("page_size", limits.page_size, 1),
+        ("num_pages", limits.num_pages, 1),
+        ("max_sequences", limits.max_sequences, 1),
+        // Every running sequence must find room for a token in every step, or some would starve.
+        ("max_batch_tokens", limits.max_batch_tokens, limits.max_sequences),
+        ("max_model_len", limits.max_model_len, 1),
+        ("vocab_size", limits.vocab_size, 1),
+        ("steps_in_flight", limits.steps_in_flight, 1),
+    ];
+    match least.into_iter().find(|(_, value, least)| value < least) {
+        Some((limit, value, least)) => Err(StartError::Limit { limit, value, least }),
+        None => Ok(()),
+    }
+}
+
+struct EngineThread {
+    executor: Box<dyn Executor>,
+    scheduler: Scheduler,
+    clients: HashMap<RequestId, Client>,
+    commands: Receiver<Command>,
+    batch: EngineBatch,
+    output: StepOutput,
+    shared: Arc<Shared>,
+    draining: bool,
+}
+
+/// Where a request's events go.
+struct Client {
+    events: UnboundedSender<EngineEvent>,
+    /// Its place in the queue, until its first step.
+    place: Option<Place>,
+}
+
+/// What to do once the commands are taken.
+#[derive(PartialEq)]
+enum Next {
+    Step,
+    End,
+}
+
+/// Whether there is anything to do without a command.
+#[derive(Clone, Copy, PartialEq)]
+enum Work {
+    Ready,
+    AwaitsCommand,
+}
+
+impl EngineThread {
+    fn run(mut self) {
+        let ended = catch_unwind(AssertUnwindSafe(|| match self.shared.limits.steps_in_flight {
+            1 => self.plain_loop(),
+            _ => self.overlapped_loop(),
+        }));
+        let health = match ended {
+            Ok(Ok(())) => Health::Stopped,
+            Ok(Err(error)) => Health::Failed(error.to_string()),
+            Err(panic) => Health::Failed(format!("the engine thread panicked: {}", panic_message(&*panic))),
+        };
+        if let Health::Failed(message) = &health {
+            tracing::error!(%message, requests = self.clients.len(), "the engine has failed");
+        }
+        self.scheduler.abandon();
+        self.shared.metrics.publish(self.scheduler.stats());
+        self.shared.health.send_replace(health);
+        // The clients' streams end with these, and read the health just set; the executor goes last, because a broken
+        // device may take its time.
+        drop(self.clients);
+        drop(self.commands);
+    }
+
+    /// One step at a time.
+    fn plain_loop(&mut self) -> Result<(), ExecutorError> {
+        let mut work = Work::AwaitsCommand;
+        while self.receive(work) == Next::Step {
+            work = Work::AwaitsCommand;
+            if self.scheduler.schedule(&mut self.batch, Instant::now()) == Scheduled::Step {
+                self.executor.submit(&self.batch)?;
+                self.collect()?;
+                work = Work::Ready;
+            }
+        }
+        Ok(())
+    }
+
+    /// The next step is scheduled and submitted before the one in flight is collected.
+    fn overlapped_loop(&mut self) -> Result<(), ExecutorError> {
+        let mut work = Work::AwaitsCommand;
+        while self.receive(work) == Next::Step {
+            let scheduled = self.scheduler.schedule(&mut self.batch, Instant::now());
+            if scheduled == Scheduled::Step {
+                self.executor.submit(&self.batch)?;
+            }
+            let in_flight = self.scheduler.steps_in_flight();
+            if in_flight == self.shared.limits.steps_in_flight
+                || (scheduled == Scheduled::Nothing && in_flight > 0)
+            {
+                self.collect()?;
+            }
+            work = if in_flight > 0 { Work::Ready } else { Work::AwaitsCommand };
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest step and takes in what it brought.
+    fn collect(&mut self) -> Result<(), ExecutorError> {
+        self.executor.collect(&mut self.output)?;
+        self.scheduler.settle(&mut self.output, Instant::now())
+    }
+
+    /// Tells the clients what is new and takes every command that is there, after waiting for one if there is nothing
+    /// else to do.
+    fn receive(&mut self, work: Work) -> Next {
+        self.deliver();
+        if self.draining && self.scheduler.is_empty() {
+            return Next::End;
+        }
+        let mut next = match work {
+            Work::Ready => self.commands.try_recv(),
+            Work::AwaitsCommand => self.commands.recv().map_err(|_| TryRecvError::Disconnected),
+        };
+        loop {
+            match next {
+                Ok(Command::Abort) => return Next::End,
+                Ok(command) => self.obey(command),
+                Err(TryRecvError::Empty) => return Next::Step,
+                // The last handle and the last stream are gone, and with them every request.
+                Err(TryRecvError::Disconnected) => return Next::End,
+            }
+            next = self.commands.try_recv();
+        }
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit(submission) => {
+                let Submission { id, request, arrived, place, events } = *submission;
+                self.clients.insert(id, Client { events, place: Some(place) });
+                self.scheduler.add(id, request, arrived);
+            }
+            Command::Cancel(request) => self.scheduler.cancel(request),
+            Command::EndChoice { request, choice } => {
+                self.scheduler.end_choice(request, choice, Instant::now())
+            }
+            Command::Mask { request, choice, index, mask } => {
+                self.scheduler.supply_mask(request, choice, index, mask);
+            }
+            Command::Drain => self.draining = true,
+            Command::Abort => {}
+        }
+    }
+
+    /// Hands the scheduler's notices to the clients and publishes the counters.
+    fn deliver(&mut self) {
+        for notice in self.scheduler.notices() {
+            match notice {
+                Notice::Started(request, at) => {
+                    if let Some(client) = self.clients.get_mut(&request) {
+                        client.place = None;
+                        self.shared.queue.note_start(at);
+                    }
+                }
+                Notice::Event(request, event) => {
+                    if let Some(client) = self.clients.get(&request) {
+                        // A client that is gone has sent its cancellation.
+                        let _ = client.events.send(event);
+                    }
+                }
+                Notice::Ended(request) => {
+                    self.clients.remove(&request);
+                }
+            }
+        }
+        self.shared.metrics.publish(self.scheduler.stats());
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(message), _) => message,
+        (None, Some(message)) => message,
+        (None, None) => "no message",
+    }
+}

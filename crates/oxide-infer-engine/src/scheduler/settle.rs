@@ -1,0 +1,130 @@
+//! What becomes of a step's output.
+
+use super::sequence::{Prompt, SequenceKey, Stage};
+use super::step::StepRow;
+use super::{Notice, Scheduler, live};
+use crate::batch::{ExecutorError, Sampled, StepOutput};
+use crate::request::{ChoiceIndex, EngineEvent, FinishReason, RequestId, TokenLogprobs};
+use std::time::Instant;
+
+impl Scheduler {
+    /// Takes in what the oldest step in flight brought: indexes the pages it filled, hands out its tokens, ends what they
+    /// end. Tokens of sequences that have ended since are dropped.
+    ///
+    /// # Errors
+    /// The output does not fit the step; the executor cannot be trusted any more.
+    pub fn settle(&mut self, output: &mut StepOutput, now: Instant) -> Result<(), ExecutorError> {
+        let Some(mut step) = self.in_flight.pop_front() else {
+            return Err(misfit("an output", 1, 0));
+        };
+        let asked_prompts = step.rows.iter().filter(|row| row.prompt_logprobs.is_some()).count();
+        if output.samples.len() != step.samples.len() {
+            return Err(misfit("samples", output.samples.len(), step.samples.len()));
+        }
+        if output.prompt_logprobs.len() != asked_prompts {
+            return Err(misfit("prompt log-probabilities", output.prompt_logprobs.len(), asked_prompts));
+        }
+
+        let mut samples = step.samples.iter().zip(output.samples.drain(..));
+        let mut prompts = output.prompt_logprobs.drain(..);
+        for row in &step.rows {
+            let found = row.prompt_logprobs.and_then(|_| prompts.next());
+            self.settle_row(row, found, now);
+            for (key, sampled) in samples.by_ref().take(row.samples.len()) {
+                self.settle_sample(*key, sampled, now)?;
+            }
+        }
+        step.clear();
+        self.spare_steps.push(step);
+        Ok(())
+    }
+
+    fn settle_row(&mut self, row: &StepRow, found: Option<Vec<TokenLogprobs>>, now: Instant) {
+        let SequenceKey { request: id, choice } = row.key;
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        if let (Some(start), Some(found)) = (row.prompt_logprobs, found) {
+            // After a preemption some may be found again.
+            let known = request.prompt_logprobs.len().saturating_sub(start);
+            request.prompt_logprobs.extend(found.into_iter().skip(known));
+        }
+        let sequence = request.sequence_mut(choice);
+        sequence.rows_in_flight -= 1;
+        if sequence.stage == Stage::Running {
+            self.publish_filled(row.key, row.kv_len);
+        }
+        let request = live(&mut self.requests, row.key);
+        let prompt_only = request.max_output == 0 && row.kv_len == request.spec.prompt.len();
+        if prompt_only && request.sequence(choice).stage != Stage::Ended {
+            let choices = request.sequences.len() as u32;
+            self.prompt_done(id);
+            for choice in (0..choices).map(ChoiceIndex) {
+                self.finish(SequenceKey { request: id, choice }, FinishReason::Length, now);
+            }
+        }
+    }
+
+    fn settle_sample(
+        &mut self,
+        key: SequenceKey,
+        sampled: Sampled,
+        now: Instant,
+    ) -> Result<(), ExecutorError> {
+        let vocab_size = self.limits.vocab_size;
+        if sampled.token.index() >= vocab_size {
+            let message =
+                format!("the executor sampled token {} of a vocabulary of {vocab_size}", sampled.token);
+            return Err(ExecutorError { message });
+        }
+        let Some(request) = self.requests.get_mut(&key.request) else { return Ok(()) };
+        let sequence = request.sequence_mut(key.choice);
+        sequence.pending -= 1;
+        if sequence.stage == Stage::Ended {
+            return Ok(());
+        }
+        sequence.output.push(sampled.token);
+        sequence.first_token.get_or_insert(now);
+        self.stats.generation_tokens += 1;
+        let ending = request.ending(key.choice);
+        if request.prompt == Prompt::Scheduled {
+            self.prompt_done(key.request);
+        }
+        let event =
+            EngineEvent::Token { choice: key.choice, token: sampled.token, logprobs: sampled.logprobs };
+        self.notices.push(Notice::Event(key.request, event));
+        if let Some(reason) = ending {
+            self.finish(key, reason, now);
+        }
+        Ok(())
+    }
+
+    fn prompt_done(&mut self, id: RequestId) {
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        request.prompt = Prompt::Done;
+        self.stats.prompt_tokens += request.spec.prompt.len() as u64;
+        let logprobs = request.spec.prompt_logprobs.map(|_| std::mem::take(&mut request.prompt_logprobs));
+        let event = EngineEvent::PromptDone { cached_tokens: request.cached_tokens as u32, logprobs };
+        self.notices.push(Notice::Event(id, event));
+    }
+
+    /// Indexes the pages that are full now, so that later sequences can start from them.
+    fn publish_filled(&mut self, key: SequenceKey, kv_len: usize) {
+        let page_size = self.limits.page_size;
+        let request = live(&mut self.requests, key);
+        let (mut published, mut prefix) = request.sequence(key.choice).published;
+        while let Some(before) = prefix
+            && published < kv_len / page_size
+        {
+            let page = request.sequence(key.choice).pages[published];
+            let from = published * page_size;
+            prefix = self.pager.publish(page, before, |buffer| request.copy_tokens(key.choice, from, buffer));
+            published += 1;
+        }
+        request.sequence_mut(key.choice).published = (published, prefix);
+    }
+}
+
+fn misfit(what: &str, came: usize, expected: usize) -> ExecutorError {
+    ExecutorError {
+        message: format!("the executor's output has {came} {what} where the step asked for {expected}"),
+    }
+}
