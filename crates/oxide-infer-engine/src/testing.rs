@@ -1,7 +1,8 @@
-//! Writers of small model files, for tests.
+//! For tests of this crate and of those above it: writers of small model files, and an executor that follows a script.
 
 mod gguf_writer;
 mod safetensors_writer;
+pub mod scripted;
 
 pub use gguf_writer::GgufWriter;
 pub use safetensors_writer::{safetensors_file, safetensors_file_of};

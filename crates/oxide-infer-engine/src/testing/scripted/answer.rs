@@ -1,0 +1,84 @@
+//! The fake model: digests of sequences, and tokens chosen from them.
+
+use super::Draw;
+use crate::request::{ChoiceIndex, EngineRequest, EosPolicy, TokenLogprobs, TokenMask};
+use oxide_infer::TokenId;
+
+/// Digest of no tokens.
+pub(super) const EMPTY_CONTEXT: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// The digest after one more token.
+pub(super) fn extend(context: u64, token: TokenId) -> u64 {
+    // The finalizer of splitmix64 (Steele, Lea and Flood 2014).
+    let mut mixed = context.wrapping_add(u64::from(token.0) + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed ^= mixed >> 27;
+    mixed = mixed.wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
+}
+
+/// The next token as a hash of the sequence and, unless greedy, of seed, choice and position; with a repetition penalty
+/// also of what the slot says has been generated.
+pub(super) fn hash_token(draw: Draw<'_>, vocab_size: usize) -> TokenId {
+    let mut hash = draw.context;
+    if draw.sampling.temperature > 0.0 {
+        let position = (draw.prompt.len() + draw.output.len()) as u32;
+        for part in [draw.sampling.seed as u32, draw.choice.0, position] {
+            hash = extend(hash, TokenId(part));
+        }
+    }
+    if draw.sampling.repetition_penalty != 1.0 {
+        hash = draw.output.iter().fold(hash, |hash, token| extend(hash, *token));
+    }
+    TokenId((hash % vocab_size as u64) as u32)
+}
+
+/// The first allowed token from `wanted` on, going around at the vocabulary's end.
+pub(super) fn allowed(
+    wanted: TokenId,
+    vocab_size: usize,
+    mask: Option<&TokenMask>,
+    forbidden: &[TokenId],
+) -> Option<TokenId> {
+    let admitted =
+        |token: &TokenId| mask.is_none_or(|mask| mask.admits(*token)) && !forbidden.contains(token);
+    let vocab = vocab_size as u32;
+    (wanted.0..vocab).chain(0..wanted.0.min(vocab)).map(TokenId).find(admitted)
+}
+
+/// Made-up log-probabilities that depend on the context: the token's own, and falling ones for the `top` ids from it on.
+pub(super) fn logprobs(token: TokenId, context: u64, top: u32, vocab_size: usize) -> TokenLogprobs {
+    let logprob = -((context % 1024) as f32) / 1024.0;
+    let ids = (token.0..vocab_size as u32).chain(0..token.0).map(TokenId);
+    let top = ids.take(top as usize).enumerate().map(|(rank, id)| (id, logprob - rank as f32)).collect();
+    TokenLogprobs { token, logprob, rank: 1, top }
+}
+
+/// What a choice of a request without masks must answer when [`ScriptedExecutor::new`](super::ScriptedExecutor::new)
+/// computes it, worked out one token after the other with no pages, batches or steps.
+pub fn expected_answer(
+    request: &EngineRequest,
+    choice: ChoiceIndex,
+    max_model_len: usize,
+    vocab_size: usize,
+) -> Vec<TokenId> {
+    let stop = &request.stop;
+    let is_eos = |token: &TokenId| stop.eos == EosPolicy::Stop && stop.eos_token_ids.contains(token);
+    let is_end = |token: &TokenId| is_eos(token) || stop.stop_token_ids.contains(token);
+    let mut context = request.prompt.iter().fold(EMPTY_CONTEXT, |context, token| extend(context, *token));
+    let mut output = Vec::new();
+    while output.len() < stop.max_tokens as usize && request.prompt.len() + output.len() < max_model_len {
+        let draw =
+            Draw { prompt: &request.prompt, output: &output, choice, sampling: &request.sampling, context };
+        let early = output.len() < stop.min_tokens as usize;
+        let mut token = hash_token(draw, vocab_size);
+        while early && is_end(&token) {
+            token = TokenId((token.0 + 1) % vocab_size as u32);
+        }
+        output.push(token);
+        context = extend(context, token);
+        if is_end(&token) {
+            break;
+        }
+    }
+    output
+}
