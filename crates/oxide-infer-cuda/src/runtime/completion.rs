@@ -1,5 +1,6 @@
-use super::status::{DeviceFault, DeviceStatus};
+use super::status::StatusWord;
 use super::stream::{Event, Stream};
+use crate::artifact::status::DeviceStatus;
 use crate::driver::{CudaError, Progress};
 use std::sync::Arc;
 
@@ -25,14 +26,14 @@ pub enum CompletionError {
     Cuda(#[from] CudaError),
     /// A kernel found its input wrong, wrote nothing outside its outputs, and said so.
     #[error(transparent)]
-    Device(#[from] DeviceFault),
+    Device(#[from] DeviceStatus),
 }
 
 /// The parts of a scope that are used again by the next one on its stream.
 pub(crate) struct ScopeParts {
     pub(super) event: Event,
     pub(super) leases: Vec<Lease>,
-    pub(super) statuses: Vec<DeviceStatus>,
+    pub(super) statuses: Vec<StatusWord>,
 }
 
 pub(crate) struct Unsettled {
@@ -48,7 +49,7 @@ impl Unsettled {
 
     /// Gives the leases back and says how the work ended.
     fn close(mut self, ended: Result<(), CudaError>) -> Result<(), CompletionError> {
-        let fault = self.parts.statuses.iter().find_map(DeviceStatus::fault);
+        let fault = self.parts.statuses.iter().find_map(StatusWord::fault);
         self.parts.leases.clear();
         self.parts.statuses.clear();
         // An event of a lost context cannot be recorded again.

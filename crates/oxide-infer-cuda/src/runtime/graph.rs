@@ -1,7 +1,7 @@
 use super::completion::Lease;
 use super::context::Context;
 use super::scope::{CommandScope, EnqueueError};
-use super::status::DeviceStatus;
+use super::status::StatusWord;
 use super::stream::Stream;
 use crate::driver::{CudaError, RawGraph, RawGraphExec};
 use std::sync::Arc;
@@ -18,7 +18,7 @@ struct GraphInner {
     stream: Stream,
     exec: RawGraphExec,
     nodes: usize,
-    statuses: Vec<DeviceStatus>,
+    statuses: Vec<StatusWord>,
     /// Keeps what the captured work touches; never read.
     _leases: Vec<Lease>,
 }

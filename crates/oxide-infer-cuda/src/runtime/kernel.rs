@@ -1,7 +1,7 @@
 use super::completion::Lease;
 use super::context::Context;
 use super::memory::{DeviceMemory, Span};
-use super::status::DeviceStatus;
+use super::status::StatusWord;
 use super::stream::Stream;
 use crate::driver::{CudaError, DevicePtr, LaunchShape, RawFunction, RawModule, TensorMap, TensorMapRecipe};
 use std::ffi::{CString, c_void};
@@ -9,6 +9,9 @@ use std::sync::Arc;
 
 /// Most parameters a kernel may have.
 pub const MAX_PARAMETERS: usize = 48;
+
+/// Most bytes of a number that a kernel takes by value.
+const NUMBER_BYTES: usize = 8;
 
 /// Dynamic shared memory that a kernel may use without being allowed more.
 const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
@@ -45,6 +48,14 @@ pub enum KernelError {
     TooManyParameters {
         /// How many.
         count: usize,
+    },
+    /// A number is too wide.
+    #[error("parameter {index} is a number of {bytes} bytes; at most {NUMBER_BYTES} are supported")]
+    WideNumber {
+        /// Index of the parameter.
+        index: usize,
+        /// Its bytes.
+        bytes: usize,
     },
     /// A launch dimension is zero.
     #[error("the launch has an empty {what}: {value:?}")]
@@ -100,13 +111,11 @@ pub enum Argument<'a> {
     /// A region through a tensor map.
     TensorMap(Span<'a>, Access, TensorMapRecipe<'a>),
     /// The launch's status word.
-    Status(&'a DeviceStatus),
+    Status(&'a StatusWord),
     /// A null pointer, where the kernel allows one.
     Null,
-    /// A 32-bit integer.
-    I32(i32),
-    /// A 64-bit integer.
-    I64(i64),
+    /// A number of at most 8 bytes, as it lies in memory.
+    Number(&'a [u8]),
     /// A 32-bit float.
     F32(f32),
 }
@@ -115,7 +124,7 @@ pub enum Argument<'a> {
 /// costs one driver call and no allocation.
 pub struct BoundLaunch {
     bound: Arc<Bound>,
-    status: Option<DeviceStatus>,
+    status: Option<StatusWord>,
 }
 
 struct Bound {
@@ -131,8 +140,7 @@ struct Bound {
 #[repr(C)]
 union Slot {
     ptr: DevicePtr,
-    i32: i32,
-    i64: i64,
+    number: [u8; NUMBER_BYTES],
     f32: f32,
     map: TensorMap,
 }
@@ -199,6 +207,7 @@ impl Kernel {
         if arguments.len() > MAX_PARAMETERS {
             return Err(KernelError::TooManyParameters { count: arguments.len() });
         }
+        check_numbers(arguments)?;
         check_memory(self.context(), arguments)?;
         let slots = arguments.iter().map(|argument| self.slot(argument)).collect::<Result<_, _>>()?;
         let memory = arguments.iter().filter_map(Argument::span).map(|(span, _)| span.memory.clone());
@@ -221,8 +230,12 @@ impl Kernel {
             }
             Argument::Status(status) => Slot { ptr: status.ptr() },
             Argument::Null => Slot { ptr: DevicePtr(0) },
-            Argument::I32(value) => Slot { i32: *value },
-            Argument::I64(value) => Slot { i64: *value },
+            Argument::Number(bytes) => {
+                let mut number = [0; NUMBER_BYTES];
+                // `bind` has refused longer ones.
+                number.iter_mut().zip(*bytes).for_each(|(to, from)| *to = *from);
+                Slot { number }
+            }
             Argument::F32(value) => Slot { f32: *value },
         })
     }
@@ -248,7 +261,7 @@ impl BoundLaunch {
         self.bound.shape
     }
 
-    pub(super) fn status(&self) -> Option<&DeviceStatus> {
+    pub(super) fn status(&self) -> Option<&StatusWord> {
         self.status.as_ref()
     }
 
@@ -283,6 +296,17 @@ fn check_shape(shape: &LaunchShape) -> Result<(), KernelError> {
             Err(KernelError::PartialCluster { grid: shape.grid, cluster })
         }
         _ => Ok(()),
+    }
+}
+
+fn check_numbers(arguments: &[Argument<'_>]) -> Result<(), KernelError> {
+    let width = |argument: &Argument<'_>| match argument {
+        Argument::Number(bytes) => bytes.len(),
+        _ => 0,
+    };
+    match arguments.iter().map(width).enumerate().find(|(_, bytes)| *bytes > NUMBER_BYTES) {
+        None => Ok(()),
+        Some((index, bytes)) => Err(KernelError::WideNumber { index, bytes }),
     }
 }
 

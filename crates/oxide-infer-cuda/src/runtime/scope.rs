@@ -1,7 +1,7 @@
 use super::completion::{Completion, Lease, Unsettled};
 use super::kernel::BoundLaunch;
 use super::memory::{PinnedMemory, Region, Span};
-use super::status::DeviceStatus;
+use super::status::StatusWord;
 use super::stream::{Event, Stream};
 use crate::driver::CudaError;
 use oxide_infer::Element;
@@ -165,14 +165,14 @@ impl CommandScope {
     }
 
     /// Reports the status's fault when the work settles.
-    pub(super) fn watch(&mut self, status: &DeviceStatus) {
+    pub(super) fn watch(&mut self, status: &StatusWord) {
         if let Some(work) = &mut self.work {
             work.parts.statuses.push(status.clone());
         }
     }
 
     /// What was enqueued while the stream was captured: nothing runs, so the graph takes over its leases.
-    pub(super) fn into_captured(mut self) -> (Vec<Lease>, Vec<DeviceStatus>) {
+    pub(super) fn into_captured(mut self) -> (Vec<Lease>, Vec<StatusWord>) {
         let parts = self.work.take().map(|work| work.parts);
         parts.map_or_else(Default::default, |parts| (parts.leases, parts.statuses))
     }

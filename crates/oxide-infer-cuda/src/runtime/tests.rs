@@ -1,6 +1,7 @@
 //! The runtime over the simulated device: leases, dropping in any order, failures, graphs.
 
 use super::*;
+use crate::artifact::status::DeviceStatus;
 use crate::driver::simulated::SimulatedDriver;
 use crate::driver::{EventTiming, LaunchShape, Progress, Serialization, TensorMapRecipe};
 use std::sync::Arc;
@@ -99,7 +100,7 @@ fn everything_is_given_back_to_the_driver_at_the_end() {
     let (driver, context) = device();
     let stream = context.stream().unwrap();
     let region = Region::<u8>::allocate(&context, 16).unwrap();
-    let status = DeviceStatus::new(&context).unwrap();
+    let status = StatusWord::new(&context).unwrap();
     let launch = bind(
         &kernel(&context),
         SHAPE,
@@ -164,15 +165,14 @@ fn a_stream_waits_for_another_without_the_host() {
 fn a_device_fault_is_reported_once_the_work_settles() {
     let (_driver, context) = device();
     let stream = context.stream().unwrap();
-    let status = DeviceStatus::new(&context).unwrap();
+    let status = StatusWord::new(&context).unwrap();
     let launch = bind(&kernel(&context), SHAPE, &[Argument::Status(&status)]).unwrap();
     let mut scope = CommandScope::new(&stream).unwrap();
     scope.launch(&launch).unwrap();
     let completion = scope.finish().unwrap();
-    status.raise_for_test([1, 12, 3, u32::MAX]);
-    let fault = DeviceFault { kind: FaultKind::PageOutOfRange, operator: 12, index: 3, value: -1 };
+    status.raise_for_test(0x03ff_fffc);
+    let fault = DeviceStatus::PageOutOfRange { sequence: 3 };
     assert_eq!(completion.wait(), Err(CompletionError::Device(fault)));
-    assert_eq!(fault.to_string(), "operator 12: page index out of range at index 3: -1");
     status.clear();
     assert_eq!(status.fault(), None);
 }
@@ -235,11 +235,13 @@ fn impossible_launches_are_refused_by_name() {
     assert_eq!(try_bind(empty), Some(KernelError::EmptyShape { what: "grid", value: [4, 0, 1] }));
     let partial = LaunchShape { grid: [5, 1, 1], cluster: Some([2, 1, 1]), ..SHAPE };
     assert_eq!(try_bind(partial), Some(KernelError::PartialCluster { grid: [5, 1, 1], cluster: [2, 1, 1] }));
-    let many = vec![Argument::I32(0); MAX_PARAMETERS + 1];
+    let many = vec![Argument::Null; MAX_PARAMETERS + 1];
     assert_eq!(
         bind(&kernel, SHAPE, &many).err(),
         Some(KernelError::TooManyParameters { count: MAX_PARAMETERS + 1 })
     );
+    let wide = [Argument::Null, Argument::Number(&[0; 9])];
+    assert_eq!(bind(&kernel, SHAPE, &wide).err(), Some(KernelError::WideNumber { index: 1, bytes: 9 }));
     let module = Module::load(&context, b"image").unwrap();
     assert!(matches!(module.kernel("missing", 0), Err(KernelError::Cuda(error)) if error.code == 500));
     assert!(matches!(module.kernel("a\0b", 0), Err(KernelError::Symbol { .. })));
