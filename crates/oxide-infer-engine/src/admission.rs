@@ -30,6 +30,7 @@ pub(crate) fn check(request: &EngineRequest, limits: &ExecutorLimits) -> Result<
     if needed > limits.num_pages {
         return Err(SubmitError::TooManyPages { needed, available: limits.num_pages });
     }
+    request.sampling.validate(limits.vocab_size)?;
     Ok(())
 }
 

@@ -1,7 +1,8 @@
 //! One step of work, as the scheduler hands it to an executor.
 
-use crate::request::{ChoiceIndex, TokenLogprobs, TokenMask};
-use oxide_infer::{PageId, TokenId, sampling::SamplingParams};
+use crate::request::ChoiceIndex;
+use oxide_infer::sampling::{self, LogProbs, SamplingError, SamplingParams, TokenMask};
+use oxide_infer::{PageId, TokenId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -138,7 +139,7 @@ pub struct SampleTarget {
     /// Report log-probabilities, and of this many best tokens.
     pub logprobs: Option<u32>,
     /// Which tokens may be sampled.
-    pub mask: Option<TokenMask>,
+    pub mask: Option<Arc<TokenMask>>,
     /// Tokens that may not be sampled yet (`min_tokens`).
     pub forbidden: Arc<[TokenId]>,
 }
@@ -148,19 +149,17 @@ pub struct SampleTarget {
 pub struct StepOutput {
     /// In the order of the rows and of their sample targets.
     pub samples: Vec<Sampled>,
-    /// In the order of the rows that asked for it.
-    pub prompt_logprobs: Vec<Vec<TokenLogprobs>>,
+    /// In the order of the rows that asked for it. An error fails that row's request alone.
+    pub prompt_logprobs: Vec<Result<Vec<LogProbs>, SamplingError>>,
 }
 
-/// A sampled token.
+/// What one [`SampleTarget`] brought.
 #[derive(Clone, Debug)]
 pub struct Sampled {
     /// The slot.
     pub slot: SlotId,
-    /// The token.
-    pub token: TokenId,
-    /// If asked for.
-    pub logprobs: Option<TokenLogprobs>,
+    /// Its token. An error fails this request alone; the slot may feed back any token until it starts anew.
+    pub outcome: Result<sampling::Sampled, SamplingError>,
 }
 
 /// A failure that ends the executor: no later step can be trusted.

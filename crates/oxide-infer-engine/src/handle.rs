@@ -4,9 +4,10 @@ use crate::admission::{self, Place, Queue};
 use crate::batch::ExecutorLimits;
 use crate::metrics::EngineMetrics;
 use crate::request::{
-    ChoiceIndex, EngineEvent, EngineRequest, MaskError, RequestError, RequestId, SubmitError, TokenMask,
+    ChoiceIndex, EngineEvent, EngineRequest, MaskError, RequestError, RequestId, SubmitError,
 };
 use crossbeam_channel::Sender;
+use oxide_infer::sampling::TokenMask;
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -84,15 +85,21 @@ impl EngineHandle {
     /// sampled already, or for a request that has ended, does nothing.
     ///
     /// # Errors
-    /// The mask has the wrong size for the vocabulary, or admits no token.
+    /// The mask is for another vocabulary, or admits no token.
     pub fn supply_mask(
         &self,
         request: RequestId,
         choice: ChoiceIndex,
         index: u32,
-        mask: TokenMask,
+        mask: Arc<TokenMask>,
     ) -> Result<(), MaskError> {
-        mask.check(self.shared.limits.vocab_size)?;
+        let (got, expected) = (mask.vocab_size(), self.shared.limits.vocab_size);
+        if got != expected {
+            return Err(MaskError::VocabSize { got, expected });
+        }
+        if mask.words().iter().all(|word| *word == 0) {
+            return Err(MaskError::Empty);
+        }
         self.send(Command::Mask { request, choice, index, mask });
         Ok(())
     }
@@ -262,7 +269,7 @@ pub(crate) enum Command {
     Submit(Box<Submission>),
     Cancel(RequestId),
     EndChoice { request: RequestId, choice: ChoiceIndex },
-    Mask { request: RequestId, choice: ChoiceIndex, index: u32, mask: TokenMask },
+    Mask { request: RequestId, choice: ChoiceIndex, index: u32, mask: Arc<TokenMask> },
     Drain,
     Abort,
 }

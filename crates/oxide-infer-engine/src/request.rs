@@ -1,6 +1,7 @@
 //! What goes into the engine and what comes out.
 
-use oxide_infer::{TokenId, sampling::SamplingParams};
+use oxide_infer::TokenId;
+use oxide_infer::sampling::{LogProbs, SamplingError, SamplingParams, SamplingParamsError};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -67,68 +68,20 @@ pub enum Masking {
     PerToken,
 }
 
-/// Which tokens may be sampled next: bit `i % 32` of word `i / 32` is token `i`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TokenMask(pub Arc<[u32]>);
-
-impl TokenMask {
-    /// Checks that the mask is made for a vocabulary of this size and admits a token of it.
-    pub fn check(&self, vocab_size: usize) -> Result<(), MaskError> {
-        let expected = vocab_size.div_ceil(32);
-        if self.0.len() != expected {
-            return Err(MaskError::WrongLength { words: self.0.len(), expected, vocab_size });
-        }
-        if self.admitted(vocab_size) == 0 { Err(MaskError::Empty) } else { Ok(()) }
-    }
-
-    /// How many tokens of the vocabulary the mask admits; bits past the vocabulary mean nothing.
-    pub fn admitted(&self, vocab_size: usize) -> usize {
-        let words = self.0.iter().enumerate();
-        words
-            .map(|(word, bits)| bits_below(*bits, vocab_size.saturating_sub(word * 32)).count_ones() as usize)
-            .sum()
-    }
-
-    /// Whether the mask admits the token.
-    pub fn admits(&self, token: TokenId) -> bool {
-        self.0.get(token.index() / 32).is_some_and(|word| word & (1 << (token.index() % 32)) != 0)
-    }
-}
-
-/// The lowest `count` bits of a word.
-fn bits_below(word: u32, count: usize) -> u32 {
-    if count >= 32 { word } else { word & ((1 << count) - 1) }
-}
-
 /// Why a mask was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MaskError {
     /// It is made for another vocabulary.
-    #[error("the mask has {words} words; a vocabulary of {vocab_size} tokens needs {expected}")]
-    WrongLength {
-        /// Its words.
-        words: usize,
-        /// Words expected.
+    #[error("the mask covers {got} tokens; the model's vocabulary has {expected}")]
+    VocabSize {
+        /// Tokens that it covers.
+        got: usize,
+        /// Tokens of the vocabulary.
         expected: usize,
-        /// Size of the vocabulary.
-        vocab_size: usize,
     },
     /// It admits no token, so none can be sampled.
     #[error("the mask admits no token")]
     Empty,
-}
-
-/// A token with its log-probability under the model's raw logits.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TokenLogprobs {
-    /// The token that was sampled, or that stands in the prompt.
-    pub token: TokenId,
-    /// Its natural-log probability.
-    pub logprob: f32,
-    /// Its rank among all tokens, from 1.
-    pub rank: u32,
-    /// The best tokens, most probable first; ties in id order.
-    pub top: Vec<(TokenId, f32)>,
 }
 
 /// What the engine tells about a request. After the last choice's `Finished`, or after `Failed`, nothing follows.
@@ -139,7 +92,7 @@ pub enum EngineEvent {
         /// Prompt tokens that the prefix cache already had.
         cached_tokens: u32,
         /// One entry for every prompt token but the first, if asked for.
-        logprobs: Option<Vec<TokenLogprobs>>,
+        logprobs: Option<Vec<LogProbs>>,
     },
     /// A choice has its next token.
     Token {
@@ -148,7 +101,7 @@ pub enum EngineEvent {
         /// The token; the one that ended the answer, too.
         token: TokenId,
         /// If asked for.
-        logprobs: Option<TokenLogprobs>,
+        logprobs: Option<LogProbs>,
     },
     /// A choice has ended.
     Finished {
@@ -159,7 +112,7 @@ pub enum EngineEvent {
         /// When things happened to it.
         timings: Timings,
     },
-    /// The request ended for a reason that is not its own.
+    /// The request could not be finished.
     Failed(RequestError),
 }
 
@@ -190,11 +143,14 @@ pub struct Timings {
 }
 
 /// Why a request that was admitted could not be finished.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RequestError {
     /// The executor failed; the engine takes no further work.
     #[error("the executor failed: {0}")]
     Executor(String),
+    /// No token could be sampled, or no log-probability be found, for a reason that only this request has.
+    #[error("cannot sample: {0}")]
+    Sampling(SamplingError),
     /// The engine was stopped before the request ended.
     #[error("the engine was shut down before the request ended")]
     ShutDown,
@@ -257,6 +213,6 @@ pub enum SubmitError {
         limit: usize,
     },
     /// A sampling parameter is out of its range.
-    #[error("{0}")]
-    Sampling(String),
+    #[error(transparent)]
+    Sampling(#[from] SamplingParamsError),
 }

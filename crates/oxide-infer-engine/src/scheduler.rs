@@ -18,10 +18,12 @@ mod step;
 use crate::batch::{EngineBatch, ExecutorLimits, SlotId};
 use crate::kv::{Pager, PrefixCache};
 use crate::metrics::MetricsSnapshot;
-use crate::request::{ChoiceIndex, EngineEvent, EngineRequest, FinishReason, RequestId, TokenMask};
+use crate::request::{ChoiceIndex, EngineEvent, EngineRequest, FinishReason, RequestError, RequestId};
 use oxide_infer::PageId;
+use oxide_infer::sampling::TokenMask;
 use sequence::{Request, SequenceKey, Slot, SlotState, Stage};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 use step::Step;
 
@@ -100,12 +102,7 @@ impl Scheduler {
 
     /// Ends a request whose client is gone.
     pub fn cancel(&mut self, id: RequestId) {
-        let Some(request) = self.requests.get(&id) else { return };
-        let choices = request.sequences.len() as u32;
-        for choice in (0..choices).map(ChoiceIndex) {
-            self.end(SequenceKey { request: id, choice }, End::Cancelled);
-        }
-        self.remove_if_ended(id);
+        self.end_all(id, End::Cancelled);
     }
 
     /// Ends a choice whose end the host has found. Does nothing before its first token or after its end.
@@ -117,7 +114,7 @@ impl Scheduler {
     }
 
     /// Takes the mask for token `index` of a choice, if that is its next.
-    pub fn supply_mask(&mut self, id: RequestId, choice: ChoiceIndex, index: u32, mask: TokenMask) {
+    pub fn supply_mask(&mut self, id: RequestId, choice: ChoiceIndex, index: u32, mask: Arc<TokenMask>) {
         let sequence =
             self.requests.get_mut(&id).and_then(|request| request.sequences.get_mut(choice.0 as usize));
         if let Some(sequence) = sequence
@@ -308,6 +305,20 @@ impl Scheduler {
         }
     }
 
+    /// Ends a request that cannot go on.
+    fn fail(&mut self, id: RequestId, error: RequestError) {
+        self.notices.push(Notice::Event(id, EngineEvent::Failed(error)));
+        self.end_all(id, End::Failed);
+    }
+
+    fn end_all(&mut self, id: RequestId, end: End) {
+        let choices = self.requests.get(&id).map_or(0, |request| request.sequences.len() as u32);
+        for choice in (0..choices).map(ChoiceIndex) {
+            self.end(SequenceKey { request: id, choice }, end);
+        }
+        self.remove_if_ended(id);
+    }
+
     /// Takes everything from a choice; false if it had ended before. A step in flight may still use its pages and its
     /// slot: whoever gets them next does so in a later step.
     fn end(&mut self, key: SequenceKey, end: End) -> bool {
@@ -330,6 +341,7 @@ impl Scheduler {
             End::Stop => self.stats.finished_stop += 1,
             End::Length => self.stats.finished_length += 1,
             End::Cancelled => self.stats.finished_cancelled += 1,
+            End::Failed => self.stats.finished_failed += 1,
         }
         self.stats.kv_pages_used = self.pager.used() as u64;
         true
@@ -359,6 +371,7 @@ enum End {
     Stop,
     Length,
     Cancelled,
+    Failed,
 }
 
 /// The request of a key from one of the queues. It is live: `end` takes a sequence off its queue before its request goes.

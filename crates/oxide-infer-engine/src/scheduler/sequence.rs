@@ -3,10 +3,8 @@
 use crate::admission::longest_output;
 use crate::batch::{ExecutorLimits, SlotId};
 use crate::kv::PrefixId;
-use crate::request::{
-    ChoiceIndex, EngineRequest, EosPolicy, FinishReason, Masking, RequestId, Timings, TokenLogprobs,
-    TokenMask,
-};
+use crate::request::{ChoiceIndex, EngineRequest, EosPolicy, FinishReason, Masking, RequestId, Timings};
+use oxide_infer::sampling::{LogProbs, TokenMask};
 use oxide_infer::{PageId, TokenId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -36,7 +34,7 @@ pub(super) struct Request {
     /// Prompt tokens that the prefix cache had when the request was first scheduled.
     pub(super) cached_tokens: usize,
     /// Log-probabilities of the prompt tokens after the first, as far as they have been computed.
-    pub(super) prompt_logprobs: Vec<TokenLogprobs>,
+    pub(super) prompt_logprobs: Vec<LogProbs>,
 }
 
 /// How far the prompt is, which choice 0 computes for all choices.
@@ -69,7 +67,7 @@ pub(super) struct Sequence {
     /// How many of its pages are indexed for reuse, and the prefix that they hold; `None` if the chain is cut.
     pub(super) published: (usize, Option<PrefixId>),
     /// The mask for its next token.
-    pub(super) mask: Option<TokenMask>,
+    pub(super) mask: Option<Arc<TokenMask>>,
     pub(super) first_token: Option<Instant>,
 }
 

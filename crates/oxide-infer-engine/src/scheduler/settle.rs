@@ -3,8 +3,9 @@
 use super::sequence::{Prompt, SequenceKey, Stage};
 use super::step::StepRow;
 use super::{Notice, Scheduler, live};
-use crate::batch::{ExecutorError, Sampled, StepOutput};
-use crate::request::{ChoiceIndex, EngineEvent, FinishReason, RequestId, TokenLogprobs};
+use crate::batch::{ExecutorError, StepOutput};
+use crate::request::{ChoiceIndex, EngineEvent, FinishReason, RequestError, RequestId};
+use oxide_infer::sampling::{self, LogProbs, SamplingError};
 use std::time::Instant;
 
 impl Scheduler {
@@ -31,7 +32,7 @@ impl Scheduler {
             let found = row.prompt_logprobs.and_then(|_| prompts.next());
             self.settle_row(row, found, now);
             for (key, sampled) in samples.by_ref().take(row.samples.len()) {
-                self.settle_sample(*key, sampled, now)?;
+                self.settle_sample(*key, sampled.outcome, now)?;
             }
         }
         step.clear();
@@ -39,10 +40,14 @@ impl Scheduler {
         Ok(())
     }
 
-    fn settle_row(&mut self, row: &StepRow, found: Option<Vec<TokenLogprobs>>, now: Instant) {
+    fn settle_row(&mut self, row: &StepRow, found: Option<PromptOutcome>, now: Instant) {
         let SequenceKey { request: id, choice } = row.key;
         let Some(request) = self.requests.get_mut(&id) else { return };
         if let (Some(start), Some(found)) = (row.prompt_logprobs, found) {
+            let found = match found {
+                Ok(found) => found,
+                Err(error) => return self.fail(id, RequestError::Sampling(error)),
+            };
             // After a preemption some may be found again.
             let known = request.prompt_logprobs.len().saturating_sub(start);
             request.prompt_logprobs.extend(found.into_iter().skip(known));
@@ -66,20 +71,27 @@ impl Scheduler {
     fn settle_sample(
         &mut self,
         key: SequenceKey,
-        sampled: Sampled,
+        outcome: Result<sampling::Sampled, SamplingError>,
         now: Instant,
     ) -> Result<(), ExecutorError> {
-        let vocab_size = self.limits.vocab_size;
-        if sampled.token.index() >= vocab_size {
-            let message =
-                format!("the executor sampled token {} of a vocabulary of {vocab_size}", sampled.token);
-            return Err(ExecutorError { message });
-        }
         let Some(request) = self.requests.get_mut(&key.request) else { return Ok(()) };
         let sequence = request.sequence_mut(key.choice);
         sequence.pending -= 1;
         if sequence.stage == Stage::Ended {
             return Ok(());
+        }
+        let sampled = match outcome {
+            Ok(sampled) => sampled,
+            Err(error) => {
+                self.fail(key.request, RequestError::Sampling(error));
+                return Ok(());
+            }
+        };
+        let vocab_size = self.limits.vocab_size;
+        if sampled.token.index() >= vocab_size {
+            let message =
+                format!("the executor sampled token {} of a vocabulary of {vocab_size}", sampled.token);
+            return Err(ExecutorError { message });
         }
         sequence.output.push(sampled.token);
         sequence.first_token.get_or_insert(now);
@@ -122,6 +134,8 @@ impl Scheduler {
         request.sequence_mut(key.choice).published = (published, prefix);
     }
 }
+
+type PromptOutcome = Result<Vec<LogProbs>, SamplingError>;
 
 fn misfit(what: &str, came: usize, expected: usize) -> ExecutorError {
     ExecutorError {

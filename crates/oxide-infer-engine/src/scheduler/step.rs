@@ -5,8 +5,9 @@ use super::{Scheduler, live};
 use crate::batch::{
     BatchRow, EngineBatch, PageCopy, PromptLogprobs, RowInput, SampleTarget, SlotId, SlotStart,
 };
-use crate::request::{ChoiceIndex, TokenMask};
+use crate::request::ChoiceIndex;
 use oxide_infer::TokenId;
+use oxide_infer::sampling::TokenMask;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -82,7 +83,7 @@ impl Scheduler {
         if end == request.len(key.choice) && request.max_output > 0 {
             let forks = request.prompt == Prompt::Ahead;
             for choice in request.sampled_by(key.choice).map(|choice| ChoiceIndex(choice as u32)) {
-                let target = sample_target(request, choice, end, self.limits.vocab_size, batch);
+                let target = sample_target(request, choice, end, batch);
                 batch.samples.push(target);
                 step.samples.push(SequenceKey { request: key.request, choice });
             }
@@ -161,7 +162,6 @@ fn sample_target(
     request: &mut Request,
     choice: ChoiceIndex,
     position: usize,
-    vocab_size: usize,
     batch: &mut EngineBatch,
 ) -> SampleTarget {
     let slot = started_slot(request, choice, batch);
@@ -170,8 +170,8 @@ fn sample_target(
     let sequence = &mut request.sequences[choice.0 as usize];
     sequence.pending += 1;
     let mask = sequence.mask.take();
-    // A mask that admits only endings says that the answer is complete; then `min_tokens` must give way.
-    let forbids = early && mask.as_ref().is_none_or(|mask| admits_other(mask, &request.endings, vocab_size));
+    // A mask that allows only endings says that the answer is complete; then `min_tokens` must give way.
+    let forbids = early && mask.as_ref().is_none_or(|mask| allows_other(mask, &request.endings));
     SampleTarget {
         slot,
         position: position as u32,
@@ -181,8 +181,9 @@ fn sample_target(
     }
 }
 
-fn admits_other(mask: &TokenMask, tokens: &[TokenId], vocab_size: usize) -> bool {
-    mask.admitted(vocab_size) > tokens.iter().filter(|token| mask.admits(**token)).count()
+fn allows_other(mask: &TokenMask, tokens: &[TokenId]) -> bool {
+    let allowed: usize = mask.words().iter().map(|word| word.count_ones() as usize).sum();
+    allowed > tokens.iter().filter(|token| mask.allows(**token)).count()
 }
 
 /// The prompt tokens after those at `start..end`, if their log-probabilities are still to be found.

@@ -11,7 +11,8 @@ use crate::batch::{
     SlotStart, StepOutput,
 };
 use crate::request::ChoiceIndex;
-use oxide_infer::{TokenId, sampling::SamplingParams};
+use oxide_infer::TokenId;
+use oxide_infer::sampling::{self, SamplingError, SamplingParams};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
@@ -179,12 +180,14 @@ impl ScriptedExecutor {
             sampling: &slot.start.sampling,
             context,
         });
-        let token = answer::allowed(wanted, self.limits.vocab_size, target.mask.as_ref(), &target.forbidden)
-            .ok_or_else(|| check::error(format!("slot {} may sample no token at all", target.slot.0)))?;
-        slot.output.push(token);
-        let logprobs =
-            target.logprobs.map(|top| answer::logprobs(token, context, top, self.limits.vocab_size));
-        Ok(Sampled { slot: target.slot, token, logprobs })
+        let vocab_size = self.limits.vocab_size;
+        let token = answer::allowed(wanted, vocab_size, target.mask.as_deref(), &target.forbidden);
+        slot.output.push(token.unwrap_or_default());
+        let outcome = token.ok_or(SamplingError::NoCandidate).map(|token| {
+            let logprobs = target.logprobs.map(|top| answer::logprobs(token, context, top, vocab_size));
+            sampling::Sampled { token, logprobs }
+        });
+        Ok(Sampled { slot: target.slot, outcome })
     }
 }
 
@@ -217,7 +220,7 @@ impl Executor for ScriptedExecutor {
                 let found = next.map(|(token, digest)| {
                     answer::logprobs(*token, *digest, asked.top, self.limits.vocab_size)
                 });
-                output.prompt_logprobs.push(found.collect());
+                output.prompt_logprobs.push(Ok(found.collect()));
             }
             let context = digests.last().copied().unwrap_or(answer::EMPTY_CONTEXT);
             for target in &batch.samples[row.samples.clone()] {

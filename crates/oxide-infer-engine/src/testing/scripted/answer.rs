@@ -1,8 +1,9 @@
 //! The fake model: digests of sequences, and tokens chosen from them.
 
 use super::Draw;
-use crate::request::{ChoiceIndex, EngineRequest, EosPolicy, TokenLogprobs, TokenMask};
+use crate::request::{ChoiceIndex, EngineRequest, EosPolicy};
 use oxide_infer::TokenId;
+use oxide_infer::sampling::{LogProbs, TokenLogProb, TokenMask};
 
 /// Digest of no tokens.
 pub(super) const EMPTY_CONTEXT: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -40,17 +41,24 @@ pub(super) fn allowed(
     forbidden: &[TokenId],
 ) -> Option<TokenId> {
     let admitted =
-        |token: &TokenId| mask.is_none_or(|mask| mask.admits(*token)) && !forbidden.contains(token);
+        |token: &TokenId| mask.is_none_or(|mask| mask.allows(*token)) && !forbidden.contains(token);
     let vocab = vocab_size as u32;
     (wanted.0..vocab).chain(0..wanted.0.min(vocab)).map(TokenId).find(admitted)
 }
 
 /// Made-up log-probabilities that depend on the context: the token's own, and falling ones for the `top` ids from it on.
-pub(super) fn logprobs(token: TokenId, context: u64, top: u32, vocab_size: usize) -> TokenLogprobs {
-    let logprob = -((context % 1024) as f32) / 1024.0;
+pub(super) fn logprobs(token: TokenId, context: u64, top: u32, vocab_size: usize) -> LogProbs {
+    let best = -((context % 1024) as f32) / 1024.0;
     let ids = (token.0..vocab_size as u32).chain(0..token.0).map(TokenId);
-    let top = ids.take(top as usize).enumerate().map(|(rank, id)| (id, logprob - rank as f32)).collect();
-    TokenLogprobs { token, logprob, rank: 1, top }
+    let ranked = ids.zip(0u16..).map(|(token, behind)| TokenLogProb {
+        token,
+        logprob: best - f32::from(behind),
+        rank: u32::from(behind) + 1,
+    });
+    LogProbs {
+        chosen: TokenLogProb { token, logprob: best, rank: 1 },
+        top: ranked.take(top as usize).collect(),
+    }
 }
 
 /// What a choice of a request without masks must answer when [`ScriptedExecutor::new`](super::ScriptedExecutor::new)
