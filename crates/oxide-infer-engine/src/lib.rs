@@ -13,6 +13,7 @@ pub mod metrics;
 pub mod model;
 pub mod request;
 pub mod scheduler;
+mod source;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod weights;
@@ -23,3 +24,4 @@ pub use handle::{DrainOutcome, EngineHandle, EventStream, Health};
 pub use kv::PrefixCache;
 pub use metrics::{EngineMetrics, MetricsSnapshot};
 pub use request::{EngineEvent, EngineRequest, FinishReason, RequestId, SubmitError};
+pub use source::{ModelSource, SourceError};

@@ -15,4 +15,4 @@ pub use architecture::Architecture;
 pub use config::{Biases, ConfigError, ModelConfig, OutputHead, QkNorm};
 pub use decoder::{Buffer, DenseDecoder, Matrix, Operator, Vector, WeightId, WeightRef, WeightRole, Write};
 pub use naming::{Naming, RotaryRows};
-pub use rope::{RopeConfig, RopeScaling, YarnRamp};
+pub use rope::RopeConfig;

@@ -1,6 +1,6 @@
 use super::{Architecture, RopeConfig};
 use crate::gguf::GgufError;
-use oxide_infer::TokenId;
+use oxide_infer::{SpecError, TokenId};
 use std::fmt;
 use std::num::NonZeroU32;
 
@@ -190,6 +190,9 @@ pub enum ConfigError {
         /// What can be run.
         supported: String,
     },
+    /// Rotary positions that cannot be.
+    #[error(transparent)]
+    Rope(#[from] SpecError),
     /// A metadata value of the wrong type.
     #[error(transparent)]
     Gguf(#[from] GgufError),

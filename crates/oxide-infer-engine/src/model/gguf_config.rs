@@ -2,10 +2,12 @@
 
 use super::Architecture;
 use super::config::{Biases, ConfigError, MAX_LAYERS, ModelConfig, OutputHead, QkNorm};
-use super::rope::{RopeConfig, RopeScaling, YarnRamp, yarn_magnitude};
+use super::rope::RopeConfig;
 use crate::gguf::{Gguf, MetadataValue, TensorType};
 use oxide_infer::TokenId;
+use oxide_infer::position::rope::Scaling;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 /// Keys under the architecture that change what a model computes and that no operator here follows. Zero is off.
 const UNSUPPORTED: [&str; 9] = [
@@ -165,8 +167,8 @@ impl Keys<'_> {
         Ok(head_dim)
     }
 
-    fn rope_scaling(&self) -> Result<RopeScaling, ConfigError> {
-        let factors = self.rope_factors()?;
+    fn rope_scaling(&self) -> Result<Scaling, ConfigError> {
+        let divisors = self.rope_divisors()?;
         let key = self.key("rope.scaling.type");
         let kind = self.gguf.string(&key)?;
         let factor = match self.float("rope.scaling.factor")? {
@@ -176,8 +178,8 @@ impl Keys<'_> {
         // A factor of 0 or 1 is how writers say that there is no scaling.
         let factor = factor.filter(|&factor| factor != 0.0 && factor != 1.0);
         let scaling = match (kind, factor) {
-            (Some("none"), _) | (None | Some("linear"), None) => RopeScaling::None,
-            (None | Some("linear"), Some(factor)) => RopeScaling::Linear { factor },
+            (Some("none"), _) | (None | Some("linear"), None) => Scaling::None,
+            (None | Some("linear"), Some(factor)) => Scaling::Linear { factor },
             (Some("yarn"), factor) => self.yarn(factor.unwrap_or(1.0))?,
             (Some(other), _) => {
                 return Err(ConfigError::unsupported(
@@ -187,9 +189,9 @@ impl Keys<'_> {
                 ));
             }
         };
-        match (factors, scaling) {
+        match (divisors, scaling) {
             (None, scaling) => Ok(scaling),
-            (Some(factors), RopeScaling::None) => Ok(RopeScaling::Factors(factors)),
+            (Some(divisors), Scaling::None) => Ok(Scaling::Divided { divisors }),
             (Some(_), _) => {
                 let supported = "either it or rope_freqs.weight";
                 Err(ConfigError::unsupported(
@@ -202,7 +204,7 @@ impl Keys<'_> {
     }
 
     /// llama.cpp multiplies query and key by `attn_factor · (1 + 0.1 · ln(factor))`.
-    fn yarn(&self, factor: f64) -> Result<RopeScaling, ConfigError> {
+    fn yarn(&self, factor: f64) -> Result<Scaling, ConfigError> {
         let original = match self.optional_u32("rope.scaling.original_context_length")? {
             Some(original) => original,
             None => self.optional_u32("context_length")?.ok_or_else(|| self.missing("context_length"))?,
@@ -220,17 +222,16 @@ impl Keys<'_> {
                 _ => {}
             }
         }
-        Ok(RopeScaling::Yarn {
+        Ok(Scaling::Yarn {
             factor,
-            original_max_position: original.into(),
+            original_max_position: original as usize,
             beta_fast: self.float("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
             beta_slow: self.float("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
-            attention_factor: attention * yarn_magnitude(factor, 1.0),
-            ramp: YarnRamp::Truncated,
+            attention_factor: (attention != 1.0).then(|| attention * (0.1 * factor.ln() + 1.0)),
         })
     }
 
-    fn rope_factors(&self) -> Result<Option<Vec<f32>>, ConfigError> {
+    fn rope_divisors(&self) -> Result<Option<Arc<[f32]>>, ConfigError> {
         let Some(tensor) = self.gguf.tensor("rope_freqs.weight") else { return Ok(None) };
         let bytes = match (tensor.tensor_type, self.gguf.data(tensor)) {
             (TensorType::F32, Some(bytes)) => bytes,

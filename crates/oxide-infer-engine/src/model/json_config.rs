@@ -2,8 +2,9 @@
 
 use super::Architecture;
 use super::config::{Biases, ConfigError, MAX_LAYERS, ModelConfig, OutputHead, QkNorm};
-use super::rope::{RopeConfig, RopeScaling, YarnRamp, yarn_magnitude};
+use super::rope::RopeConfig;
 use oxide_infer::TokenId;
+use oxide_infer::position::rope::Scaling;
 use serde_json::{Map, Value};
 use std::num::NonZeroU32;
 
@@ -206,43 +207,43 @@ fn rope(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<RopeConfi
     Ok(RopeConfig { theta, scaling: rope_scaling(&parameters, max_position_embeddings)? })
 }
 
-fn rope_scaling(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<RopeScaling, ConfigError> {
+fn rope_scaling(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<Scaling, ConfigError> {
     match fields.number("partial_rotary_factor")? {
         None | Some(1.0) => {}
         Some(other) => return Err(ConfigError::unsupported("partial_rotary_factor", other, "1")),
     }
     let Some(kind) = fields.get("rope_type").or_else(|| fields.get("type")) else {
-        return Ok(RopeScaling::None);
+        return Ok(Scaling::None);
     };
-    let original = || -> Result<f64, ConfigError> {
-        let original = fields.number("original_max_position_embeddings")?;
-        Ok(original.unwrap_or(max_position_embeddings as f64))
+    let original = || -> Result<usize, ConfigError> {
+        let original = fields.optional_size("original_max_position_embeddings")?;
+        Ok(original.unwrap_or(max_position_embeddings))
     };
     let required = |name: &str| fields.number(name)?.ok_or_else(|| fields.missing(name));
     match kind.as_str() {
-        Some("default") => Ok(RopeScaling::None),
-        Some("linear") => Ok(RopeScaling::Linear { factor: required("factor")? }),
-        Some("llama3") => Ok(RopeScaling::Llama3 {
+        Some("default") => Ok(Scaling::None),
+        Some("linear") => Ok(Scaling::Linear { factor: required("factor")? }),
+        Some("llama3") => Ok(Scaling::Llama3 {
             factor: required("factor")?,
             low_freq_factor: required("low_freq_factor")?,
             high_freq_factor: required("high_freq_factor")?,
             original_max_position: original()?,
         }),
         Some("yarn") => {
+            if fields.boolean("truncate")? == Some(false) {
+                let field = format!("{}truncate", fields.prefix);
+                return Err(ConfigError::unsupported(field, false, "true"));
+            }
             let factor = match fields.number("factor")? {
                 Some(factor) => factor,
-                None => max_position_embeddings as f64 / original()?,
+                None => max_position_embeddings as f64 / original()?.max(1) as f64,
             };
-            Ok(RopeScaling::Yarn {
+            Ok(Scaling::Yarn {
                 factor,
                 original_max_position: original()?,
                 beta_fast: fields.number("beta_fast")?.unwrap_or(32.0),
                 beta_slow: fields.number("beta_slow")?.unwrap_or(1.0),
                 attention_factor: yarn_attention_factor(fields, factor)?,
-                ramp: match fields.boolean("truncate")? {
-                    Some(false) => YarnRamp::Exact,
-                    _ => YarnRamp::Truncated,
-                },
             })
         }
         _ => {
@@ -252,16 +253,15 @@ fn rope_scaling(fields: &Fields<'_>, max_position_embeddings: usize) -> Result<R
     }
 }
 
-fn yarn_attention_factor(fields: &Fields<'_>, factor: f64) -> Result<f64, ConfigError> {
+/// What transformers multiplies cosines and sines by, when it is not the contract's default.
+fn yarn_attention_factor(fields: &Fields<'_>, factor: f64) -> Result<Option<f64>, ConfigError> {
     if let Some(given) = fields.number("attention_factor")? {
-        return Ok(given);
+        return Ok(Some(given));
     }
+    let magnitude = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
     let scale = fields.number("mscale")?.filter(|&scale| scale != 0.0);
     let scale_all = fields.number("mscale_all_dim")?.filter(|&scale| scale != 0.0);
-    Ok(match (scale, scale_all) {
-        (Some(scale), Some(all)) => yarn_magnitude(factor, scale) / yarn_magnitude(factor, all),
-        _ => yarn_magnitude(factor, 1.0),
-    })
+    Ok(scale.zip(scale_all).map(|(scale, all)| magnitude(scale) / magnitude(all)))
 }
 
 /// A JSON object whose fields are read with errors that name them. `null` counts as absent.

@@ -1,8 +1,9 @@
 use super::safetensors::{SafetensorsError, SafetensorsFiles};
 use crate::gguf::{Gguf, TensorType};
+use crate::model::Naming;
 use ::safetensors::Dtype;
-use oxide_infer::DType;
 use oxide_infer::quantization::BlockFormat;
+use oxide_infer::{DType, WeightFormat};
 use std::fmt;
 use std::path::Path;
 
@@ -19,10 +20,8 @@ enum Files {
 /// How a tensor's numbers are stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TensorFormat {
-    /// One after the other, little-endian.
-    Float(DType),
-    /// In blocks of quantized numbers.
-    Blocks(BlockFormat),
+    /// Floats one after the other, little-endian, or blocks of quantized numbers.
+    Known(WeightFormat),
     /// In a way that nothing here reads; its name.
     Other(String),
 }
@@ -30,8 +29,7 @@ pub enum TensorFormat {
 impl fmt::Display for TensorFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Float(dtype) => dtype.fmt(f),
-            Self::Blocks(format) => format.fmt(f),
+            Self::Known(format) => f.write_str(format.name()),
             Self::Other(name) => f.write_str(name),
         }
     }
@@ -61,6 +59,14 @@ impl Checkpoint {
     /// [`SafetensorsError`], naming the file.
     pub fn from_safetensors(dir: &Path) -> Result<Self, SafetensorsError> {
         SafetensorsFiles::open(dir).map(|files| Self(Files::Safetensors(files)))
+    }
+
+    /// How the files name weights.
+    pub fn naming(&self) -> Naming {
+        match &self.0 {
+            Files::Gguf(_) => Naming::Gguf,
+            Files::Safetensors(_) => Naming::HuggingFace,
+        }
     }
 
     /// The GGUF file, if it is one.
@@ -124,27 +130,27 @@ impl Checkpoint {
 }
 
 fn gguf_format(tensor_type: TensorType) -> TensorFormat {
-    match tensor_type {
-        TensorType::F32 => TensorFormat::Float(DType::F32),
-        TensorType::F16 => TensorFormat::Float(DType::F16),
-        TensorType::BF16 => TensorFormat::Float(DType::BF16),
-        TensorType::Q4_0 => TensorFormat::Blocks(BlockFormat::Q4_0),
-        TensorType::Q4_1 => TensorFormat::Blocks(BlockFormat::Q4_1),
-        TensorType::Q5_0 => TensorFormat::Blocks(BlockFormat::Q5_0),
-        TensorType::Q5_1 => TensorFormat::Blocks(BlockFormat::Q5_1),
-        TensorType::Q8_0 => TensorFormat::Blocks(BlockFormat::Q8_0),
-        TensorType::Q4_K => TensorFormat::Blocks(BlockFormat::Q4_K),
-        TensorType::Q5_K => TensorFormat::Blocks(BlockFormat::Q5_K),
-        TensorType::Q6_K => TensorFormat::Blocks(BlockFormat::Q6_K),
-        other => TensorFormat::Other(other.to_string()),
-    }
+    TensorFormat::Known(match tensor_type {
+        TensorType::F32 => WeightFormat::Dense(DType::F32),
+        TensorType::F16 => WeightFormat::Dense(DType::F16),
+        TensorType::BF16 => WeightFormat::Dense(DType::BF16),
+        TensorType::Q4_0 => WeightFormat::Blocks(BlockFormat::Q4_0),
+        TensorType::Q4_1 => WeightFormat::Blocks(BlockFormat::Q4_1),
+        TensorType::Q5_0 => WeightFormat::Blocks(BlockFormat::Q5_0),
+        TensorType::Q5_1 => WeightFormat::Blocks(BlockFormat::Q5_1),
+        TensorType::Q8_0 => WeightFormat::Blocks(BlockFormat::Q8_0),
+        TensorType::Q4_K => WeightFormat::Blocks(BlockFormat::Q4_K),
+        TensorType::Q5_K => WeightFormat::Blocks(BlockFormat::Q5_K),
+        TensorType::Q6_K => WeightFormat::Blocks(BlockFormat::Q6_K),
+        other => return TensorFormat::Other(other.to_string()),
+    })
 }
 
 fn safetensors_format(dtype: Dtype) -> TensorFormat {
-    match dtype {
-        Dtype::F32 => TensorFormat::Float(DType::F32),
-        Dtype::F16 => TensorFormat::Float(DType::F16),
-        Dtype::BF16 => TensorFormat::Float(DType::BF16),
-        other => TensorFormat::Other(format!("{other:?}")),
-    }
+    TensorFormat::Known(match dtype {
+        Dtype::F32 => WeightFormat::Dense(DType::F32),
+        Dtype::F16 => WeightFormat::Dense(DType::F16),
+        Dtype::BF16 => WeightFormat::Dense(DType::BF16),
+        other => return TensorFormat::Other(format!("{other:?}")),
+    })
 }

@@ -30,7 +30,7 @@ fn a_llama_file_is_read_and_the_output_matrix_is_tied_when_it_has_none() {
     assert_eq!((config.num_heads, config.num_kv_heads, config.head_dim), (9, 3, 64));
     assert_eq!((config.vocab_size, config.max_position_embeddings), (4, 8192));
     assert_eq!(config.rms_norm_eps, 1e-5);
-    assert_eq!(config.rope, RopeConfig { theta: 100_000.0, scaling: RopeScaling::None });
+    assert_eq!(config.rope, RopeConfig { theta: 100_000.0, scaling: Scaling::None });
     assert_eq!(config.output_head, OutputHead::Tied);
     assert_eq!((config.eos_token_ids, config.bos_token_id), (vec![TokenId(2)], Some(TokenId(1))));
     let separate = smollm2().tensor("output.weight", &[4, 576], TensorType::F32, &[0; 4 * 576 * 4]);
@@ -40,33 +40,32 @@ fn a_llama_file_is_read_and_the_output_matrix_is_tied_when_it_has_none() {
 #[test]
 fn rope_scaling_is_read_from_keys_or_from_the_tensor_of_factors() {
     let linear = smollm2().string("llama.rope.scaling.type", "linear").f32("llama.rope.scaling.factor", 4.0);
-    assert_eq!(read(&linear).unwrap().rope.scaling, RopeScaling::Linear { factor: 4.0 });
+    assert_eq!(read(&linear).unwrap().rope.scaling, Scaling::Linear { factor: 4.0 });
     let old = smollm2().f32("llama.rope.scale_linear", 2.0);
-    assert_eq!(read(&old).unwrap().rope.scaling, RopeScaling::Linear { factor: 2.0 });
+    assert_eq!(read(&old).unwrap().rope.scaling, Scaling::Linear { factor: 2.0 });
 
     let yarn = smollm2()
         .string("llama.rope.scaling.type", "yarn")
         .f32("llama.rope.scaling.factor", 4.0)
         .u32("llama.rope.scaling.original_context_length", 2048)
         .f32("llama.rope.scaling.attn_factor", 2.0);
-    let expected = RopeScaling::Yarn {
+    let expected = Scaling::Yarn {
         factor: 4.0,
-        original_max_position: 2048.0,
+        original_max_position: 2048,
         beta_fast: 32.0,
         beta_slow: 1.0,
-        attention_factor: 2.0 * (0.1 * 4f64.ln() + 1.0),
-        ramp: YarnRamp::Truncated,
+        attention_factor: Some(2.0 * (0.1 * 4f64.ln() + 1.0)),
     };
     assert_eq!(read(&yarn).unwrap().rope.scaling, expected);
 
     let factors: Vec<f32> = (0..32).map(|i| 1.0 + i as f32).collect();
     let bytes: Vec<u8> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
     let tensor = smollm2().tensor("rope_freqs.weight", &[32], TensorType::F32, &bytes);
-    assert_eq!(read(&tensor).unwrap().rope.scaling, RopeScaling::Factors(factors));
+    assert_eq!(read(&tensor).unwrap().rope.scaling, Scaling::Divided { divisors: factors.into() });
     let short = smollm2().tensor("rope_freqs.weight", &[1], TensorType::F32, &[0; 4]);
     assert_eq!(
         read(&short).unwrap_err().to_string(),
-        "rope_freqs.weight is 1 numbers; head_dim / 2 = 32 numbers is expected"
+        "position.rope v1: number of scaling.divisors must be rotary_dim / 2, got 1"
     );
 }
 

@@ -51,11 +51,11 @@ fn a_llama_configuration_is_read() {
     assert_eq!(config.biases, Biases::default());
     assert_eq!(config.eos_token_ids, [TokenId(128001), TokenId(128008), TokenId(128009)]);
     assert_eq!(config.bos_token_id, Some(TokenId(128000)));
-    let scaling = RopeScaling::Llama3 {
+    let scaling = Scaling::Llama3 {
         factor: 32.0,
         low_freq_factor: 1.0,
         high_freq_factor: 4.0,
-        original_max_position: 8192.0,
+        original_max_position: 8192,
     };
     assert_eq!(config.rope, RopeConfig { theta: 500_000.0, scaling });
     assert!(config.sliding_windows.iter().all(Option::is_none));
@@ -118,22 +118,26 @@ fn qwen3_normalizes_heads_and_its_heads_default_to_128() {
 fn yarn_is_read_with_the_defaults_of_transformers() {
     let yarn =
         json!({"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}});
-    let expected = |attention_factor| RopeScaling::Yarn {
+    let expected = |attention_factor| Scaling::Yarn {
         factor: 4.0,
-        original_max_position: 32768.0,
+        original_max_position: 32768,
         beta_fast: 32.0,
         beta_slow: 1.0,
         attention_factor,
-        ramp: YarnRamp::Truncated,
     };
-    // 0.1 · ln 4 + 1
-    let RopeScaling::Yarn { attention_factor, .. } = read(&with(qwen2(), yarn)).unwrap().rope.scaling else {
-        panic!("not yarn")
-    };
-    assert!((attention_factor - 1.138_629_436_111_989).abs() < 1e-12);
+    assert_eq!(read(&with(qwen2(), yarn)).unwrap().rope.scaling, expected(None));
     let given = json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5,
         "original_max_position_embeddings": 32768, "beta_fast": 32, "beta_slow": 1}});
-    assert_eq!(read(&with(qwen2(), given)).unwrap().rope.scaling, expected(1.5));
+    assert_eq!(read(&with(qwen2(), given)).unwrap().rope.scaling, expected(Some(1.5)));
+    // (0.1 · 2 · ln 4 + 1) / (0.1 · ln 4 + 1)
+    let scaled = json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 2.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 32768}});
+    let Scaling::Yarn { attention_factor: Some(factor), .. } =
+        read(&with(qwen2(), scaled)).unwrap().rope.scaling
+    else {
+        panic!("no attention factor")
+    };
+    assert!((factor - 1.277_258_872_223_978 / 1.138_629_436_111_989).abs() < 1e-12);
 }
 
 #[test]
@@ -157,7 +161,11 @@ fn every_refusal_names_the_field_the_value_and_what_was_expected() {
             "num_attention_heads is 30; a divisor of hidden_size, 2048, as there is no head_dim is expected",
         ),
         (json!({"rms_norm_eps": 0.0}), "rms_norm_eps is 0; a positive number is expected"),
-        (json!({"rope_theta": -1.0}), "rope_theta is -1; a positive number is expected"),
+        (json!({"rope_theta": -1.0}), "position.rope v1: theta must be a finite number over 1, got -1"),
+        (
+            json!({"rope_scaling": {"type": "linear", "factor": 0}}),
+            "position.rope v1: scaling.factor must be a finite number over 0, got 0",
+        ),
         (json!({"rope_theta": "ten"}), "rope_theta is \"ten\"; a number is expected"),
         (json!({"rope_scaling": {"factor": 2.0, "type": "linear", "x": 1}}), ""),
         (json!({"rope_scaling": {"type": "linear"}}), "rope_scaling.factor is missing"),
