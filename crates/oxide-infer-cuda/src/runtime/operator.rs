@@ -25,7 +25,6 @@ pub struct Loader {
 /// One operator of fixed dimensions: an artifact, its kernels and their geometry. Immutable.
 #[derive(Clone)]
 pub struct OperatorPlan {
-    context: Context,
     artifact: Arc<Artifact>,
     kernels: Vec<Kernel>,
     dimensions: Dimensions,
@@ -189,7 +188,7 @@ impl Loader {
         let module = self.module(&artifact).map_err(|error| failed(error.into()))?;
         let kernel = |l: &manifest::Launch| module.kernel(&l.symbol, l.dynamic_shared_memory);
         let kernels = manifest.launches.iter().map(kernel).collect::<Result<_, _>>().map_err(failed)?;
-        Ok(OperatorPlan { context: self.context.clone(), kernels, artifact, dimensions })
+        Ok(OperatorPlan { kernels, artifact, dimensions })
     }
 
     fn module(&mut self, artifact: &Artifact) -> Result<Module, CudaError> {
