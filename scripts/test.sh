@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Usage: test.sh MODEL
+# Runs every test that needs no GPU and ends with one line of totals: Rust tests and doc tests, then the Python clients
+# in tests/clients against the built server.
+set -euo pipefail
+
+OXIDE_INFER_TEST_MODEL=$(realpath "$1")
+export OXIDE_INFER_TEST_MODEL
+logs=$(mktemp -d)
+trap 'rm -rf "$logs"' EXIT
+status=0
+
+echo "== Rust tests"
+cargo test --workspace --locked --no-fail-fast 2>&1 | tee "$logs/cargo" || status=1
+
+echo "== Python clients"
+cargo build --locked --package oxide-infer-cli
+OXIDE_INFER_BINARY=$(realpath "${CARGO_TARGET_DIR:-target}/debug/oxide-infer")
+export OXIDE_INFER_BINARY
+requirements=tests/clients/requirements.txt
+# One environment for each set of requirements; made beside its final place so that half of one is never used.
+venv=.venv/clients-$(sha256sum "$requirements" | cut -c1-12)
+if [ ! -x "$venv/bin/pytest" ]; then
+    rm -rf "$venv"
+    python3 -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements"
+fi
+"$venv/bin/pytest" tests/clients 2>&1 | tee "$logs/pytest" || status=1
+
+sum() { # FILE WORD: adds up the numbers before WORD in the runners' closing lines
+    grep -hE '^test result:|^=+ .* in [0-9.]+s' "$1" | grep -oE "[0-9]+ $2" | awk '{n += $1} END {print n + 0}'
+}
+passed=$(($(sum "$logs/cargo" passed) + $(sum "$logs/pytest" passed)))
+failed=$(($(sum "$logs/cargo" failed) + $(sum "$logs/pytest" failed) + $(sum "$logs/pytest" error)))
+skipped=$(($(sum "$logs/cargo" ignored) + $(sum "$logs/pytest" skipped)))
+echo "$passed passed, $failed failed, $skipped skipped"
+exit "$status"
