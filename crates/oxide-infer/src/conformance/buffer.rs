@@ -1,7 +1,7 @@
 //! Host buffers with guards around and between the elements of an operand.
 
 use crate::sampling::philox4x32_10;
-use crate::{DType, Float, FloatView, FloatViewMut, Layout, View};
+use crate::{DType, Dims, Float, FloatView, FloatViewMut, Layout, View};
 use half::{bf16, f16};
 
 /// Elements before and after a region that nothing may touch.
@@ -156,10 +156,9 @@ impl<const R: usize> Floats<R> {
 
     /// What there is to compare after a run.
     pub(super) fn written(self, operand: &'static str) -> Written {
-        let places = indices(self.layout.shape())
-            .map(|index| (format!("{index:?}"), GUARD + self.layout.offset(index)))
-            .collect();
-        Written { operand, before: self.before, after: self.cells, places }
+        let places = indices(self.layout.shape()).map(|index| GUARD + self.layout.offset(index)).collect();
+        let shape = self.layout.shape().into();
+        Written { operand, before: self.before, after: self.cells, shape, places }
     }
 }
 
@@ -227,22 +226,27 @@ pub(super) struct Written {
     operand: &'static str,
     before: Cells,
     after: Cells,
-    places: Vec<(String, usize)>,
+    shape: Dims,
+    /// Where each element lies, the last axis fastest.
+    places: Vec<usize>,
 }
 
 impl Written {
     /// Compares every element with the reference's. One that the reference left as it was must have its old bits.
     pub(super) fn compare(&self, want: &Written, tolerance: Tolerance) -> Result<(), String> {
         self.check_guards()?;
-        for (index, at) in &self.places {
-            let (wanted, got) = (want.after.at(*at), self.after.at(*at));
-            let same = if want.after.bits(*at) == want.before.bits(*at) {
-                self.after.bits(*at) == self.before.bits(*at)
+        for (element, &at) in self.places.iter().enumerate() {
+            let (wanted, got) = (want.after.at(at), self.after.at(at));
+            let same = if want.after.bits(at) == want.before.bits(at) {
+                self.after.bits(at) == self.before.bits(at)
             } else {
                 tolerance.admits(wanted, got)
             };
             if !same {
-                return Err(format!("{}{index} should be {wanted}, got {got} ({tolerance:?})", self.operand));
+                let (operand, shape) = (self.operand, self.shape);
+                return Err(format!(
+                    "element {element} of {operand} {shape} should be {wanted}, got {got} ({tolerance:?})"
+                ));
             }
         }
         Ok(())
@@ -251,7 +255,7 @@ impl Written {
     /// Checks that nothing outside the elements has changed.
     pub(super) fn check_guards(&self) -> Result<(), String> {
         let mut outside = vec![true; self.after.len()];
-        self.places.iter().for_each(|(_, at)| outside[*at] = false);
+        self.places.iter().for_each(|&at| outside[at] = false);
         self.check_unchanged((0..outside.len()).filter(|&at| outside[at]))
     }
 

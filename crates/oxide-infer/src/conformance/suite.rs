@@ -22,13 +22,13 @@ impl Suite<'_> {
     pub(super) fn case(
         &mut self,
         contract: Contract,
-        case: String,
+        name: Name,
         tolerance: Tolerance,
         run: impl Fn(&mut dyn Operators) -> Run,
     ) {
         let want = run(&mut Reference);
         let found = self.guarded(&run).and_then(|got| compare(&want, &got, tolerance));
-        self.record(contract, case, found);
+        self.record(contract, name, want.result.is_err(), found);
     }
 
     /// A run of the provider; a panic is a wrong result like any other.
@@ -37,12 +37,35 @@ impl Suite<'_> {
             .map_err(|_| Verdict::Wrong("it panicked".into()))
     }
 
-    pub(super) fn record(&mut self, contract: Contract, case: String, found: Result<(), Verdict>) {
+    /// Notes what was found, and whether the reference refused what it was to refuse.
+    pub(super) fn record(
+        &mut self,
+        contract: Contract,
+        name: Name,
+        refused: bool,
+        found: Result<(), Verdict>,
+    ) {
+        let Name { text, fault } = name;
         match found {
+            _ if fault != refused => self.report.fail(contract, text, "the case is not what it says".into()),
             Ok(()) => self.report.pass(contract),
-            Err(Verdict::NotAdmitted(reason)) => self.report.refuse(contract, case, reason),
-            Err(Verdict::Wrong(what)) => self.report.fail(contract, case, what),
+            Err(Verdict::NotAdmitted(reason)) => self.report.refuse(contract, text, reason),
+            Err(Verdict::Wrong(what)) => self.report.fail(contract, text, what),
         }
+    }
+}
+
+/// A case's name, and whether the contract refuses its operands.
+pub(super) struct Name {
+    text: String,
+    fault: bool,
+}
+
+/// The name of a case: of its fault, if it has one.
+pub(super) fn named(fault: &str, case: impl Into<String>) -> Name {
+    match fault {
+        "" => Name { text: case.into(), fault: false },
+        fault => Name { text: format!("refuses {fault}"), fault: true },
     }
 }
 

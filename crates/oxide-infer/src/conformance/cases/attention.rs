@@ -1,0 +1,351 @@
+use super::DTYPES;
+use super::paged::{Batch, starts};
+use crate::attention::{Attention, Mask, paged_decode, paged_prefill, ragged_prefill, single_decode};
+use crate::conformance::Operators;
+use crate::conformance::buffer::{Floats, Numbers, Spacing, Tolerance, list};
+use crate::conformance::suite::{Run, Suite, named};
+use crate::kv_cache::{PageLayout, Paging};
+use crate::{Contract, DType, FloatViewMut, Presence, Spec as _, ViewMut};
+
+/// What a spec asks for.
+#[derive(Clone)]
+struct Asked {
+    attention: Attention,
+    paging: Paging,
+    mask: Mask,
+}
+
+/// The operands of a case, for whichever contract.
+#[derive(Clone)]
+struct Case {
+    made: Asked,
+    rows: usize,
+    query_start: Vec<i32>,
+    kv_start: Vec<i32>,
+    batch: Batch,
+    lse: Presence,
+    spacing: Spacing,
+}
+
+impl Case {
+    /// `lens` are the query rows and the keys of each sequence.
+    fn new(made: Asked, lens: &[(i32, i32)], spacing: Spacing) -> Self {
+        let kv_len: Vec<_> = lens.iter().map(|&(_, kv_len)| kv_len).collect();
+        let heads = [made.attention.num_kv_heads, made.attention.head_dim];
+        Self {
+            rows: lens.iter().map(|&(rows, _)| rows as usize).sum(),
+            query_start: starts(&lens.iter().map(|&(rows, _)| rows).collect::<Vec<_>>()),
+            kv_start: starts(&kv_len),
+            batch: Batch::new(made.paging, heads, &kv_len, spacing),
+            lse: made.attention.lse,
+            made,
+            spacing,
+        }
+    }
+
+    /// `[rows, heads, head_dim]`. Queries are large enough that some keys weigh much more than others.
+    fn heads(&self, numbers: &mut Numbers, rows: usize, num_heads: usize, scale: f32) -> Floats<3> {
+        let layout = self.spacing.layout([rows, num_heads, self.made.attention.head_dim]);
+        Floats::random(numbers, self.made.attention.dtype, layout, scale)
+    }
+
+    fn name(&self, described: String) -> String {
+        let Asked { attention: Attention { window, soft_cap, .. }, .. } = &self.made;
+        format!(
+            "{described} window={window:?} soft_cap={soft_cap:?} query_start={:?} kv_len={:?} {:?}",
+            self.query_start, self.batch.kv_len, self.spacing
+        )
+    }
+}
+
+/// Poisoned results of `rows` rows, and how they are handed over and taken back.
+struct Results {
+    output: Floats<3>,
+    lse: Option<Floats<2>>,
+}
+
+impl Results {
+    fn new(case: &Case) -> Self {
+        let rows = case.rows;
+        let Attention { dtype, num_q_heads, head_dim, .. } = case.made.attention;
+        let lse = || Floats::poisoned(DType::F32, case.spacing.layout([rows, num_q_heads]));
+        Self {
+            output: Floats::poisoned(dtype, case.spacing.layout([rows, num_q_heads, head_dim])),
+            lse: (case.lse == Presence::Present).then(lse),
+        }
+    }
+
+    fn views(&mut self) -> (FloatViewMut<'_, 3>, Option<ViewMut<'_, f32, 2>>) {
+        let lse = self.lse.as_mut().and_then(|lse| lse.view_mut().typed());
+        (self.output.view_mut(), lse)
+    }
+
+    fn run(self, result: Result<(), crate::conformance::Refusal>) -> Run {
+        let lse = self.lse.map(|lse| lse.written("lse"));
+        Run { result, written: [self.output.written("output")].into_iter().chain(lse).collect() }
+    }
+}
+
+/// `(num_q_heads, num_kv_heads)`: one head, multi-head, grouped, multi-query; groups that are no power of two.
+const HEADS: [(usize, usize); 5] = [(1, 1), (3, 3), (8, 2), (9, 3), (6, 1)];
+
+fn asked(
+    dtype: DType,
+    (num_q_heads, num_kv_heads): (usize, usize),
+    head_dim: usize,
+    page_size: usize,
+) -> Asked {
+    let scale = 1.0 / (head_dim as f32).sqrt();
+    let (window, soft_cap, lse) = (None, None, Presence::Present);
+    Asked {
+        attention: Attention { dtype, num_q_heads, num_kv_heads, head_dim, scale, window, soft_cap, lse },
+        paging: Paging { dtype, layout: PageLayout::Nhd, page_size },
+        mask: Mask::Causal,
+    }
+}
+
+/// What is asked for in the cases that are admitted: heads and sizes first, then one change at a time.
+fn matrix() -> Vec<Asked> {
+    let mut matrix = Vec::new();
+    for (dtype, head_dim) in DTYPES.into_iter().flat_map(|dtype| [64, 128].map(|head_dim| (dtype, head_dim)))
+    {
+        for (i, heads) in HEADS.into_iter().enumerate() {
+            let mut asked = asked(dtype, heads, head_dim, [16, 64, 1][i % 3]);
+            asked.paging.layout = [PageLayout::Nhd, PageLayout::Hnd][i % 2];
+            matrix.push(asked);
+        }
+        let changes: [fn(&mut Asked); 8] = [
+            |asked| asked.attention.window = Some(1),
+            |asked| asked.attention.window = Some(7),
+            |asked| asked.attention.window = Some(1000),
+            |asked| asked.attention.soft_cap = Some(1.5),
+            |asked| asked.attention.lse = Presence::Absent,
+            |asked| asked.attention.scale = 0.3,
+            |asked| asked.mask = Mask::Full,
+            |asked| (asked.mask, asked.attention.window) = (Mask::Full, Some(5)),
+        ];
+        for change in changes {
+            let mut asked = asked(dtype, (4, 2), head_dim, 16);
+            asked.paging.layout = PageLayout::Hnd;
+            change(&mut asked);
+            matrix.push(asked);
+        }
+    }
+    for (dtype, kv_dtype) in [(DType::F32, DType::BF16), (DType::BF16, DType::F16)] {
+        let mut asked = asked(dtype, (4, 2), 40, 5);
+        asked.paging.dtype = kv_dtype;
+        matrix.push(asked);
+    }
+    matrix
+}
+
+/// Query rows and keys: decoding on both sides of page boundaries, with a padding row of no keys.
+fn decodes(page: i32) -> [Vec<(i32, i32)>; 3] {
+    [vec![], vec![(1, 1)], vec![(1, page), (1, page + 1), (1, 0), (1, 2 * page + 3), (1, page - 1)]]
+}
+
+/// Query rows and keys: whole prompts, chunks, a decode among prefills, a sequence with no rows.
+fn prefills(page: i32) -> [Vec<(i32, i32)>; 3] {
+    [vec![], vec![(1, 1)], vec![(page, page), (1, page + 3), (5, page.max(4) + 1), (0, 4), (0, 0), (7, 7)]]
+}
+
+/// Batches with no gaps; for every fourth entry of the matrix, the last one again with gaps.
+fn spaced(i: usize, batches: [Vec<(i32, i32)>; 3]) -> Vec<(Vec<(i32, i32)>, Spacing)> {
+    let again = if i.is_multiple_of(4) { vec![Spacing::Gapped, Spacing::Spread] } else { vec![] };
+    let again: Vec<_> = again.into_iter().map(|spacing| (batches[2].clone(), spacing)).collect();
+    batches.into_iter().map(|lens| (lens, Spacing::Dense)).chain(again).collect()
+}
+
+pub(super) fn run_paged_decode(suite: &mut Suite<'_>) {
+    for (i, made) in matrix().into_iter().enumerate() {
+        for (lens, spacing) in spaced(i, decodes(made.paging.page_size as i32)) {
+            paged_decode(suite, &made, &Case::new(made.clone(), &lens, spacing), "");
+        }
+    }
+    refusals(suite, &[(1, 5), (1, 3)], &[&ANY, &PAGED, &LENGTHS], paged_decode);
+}
+
+pub(super) fn run_paged_prefill(suite: &mut Suite<'_>) {
+    for (i, made) in matrix().into_iter().enumerate() {
+        for (lens, spacing) in spaced(i, prefills(made.paging.page_size.min(16) as i32)) {
+            paged_prefill(suite, &made, &Case::new(made.clone(), &lens, spacing), "");
+        }
+    }
+    refusals(suite, &[(3, 5), (2, 3)], &[&ANY, &PAGED, &LENGTHS, &ROWS], paged_prefill);
+}
+
+pub(super) fn run_ragged_prefill(suite: &mut Suite<'_>) {
+    let flat = matrix().into_iter().filter(|made| made.paging.dtype == made.attention.dtype);
+    for (i, made) in flat.enumerate() {
+        for (lens, spacing) in spaced(i, prefills(13)) {
+            ragged_prefill(suite, &made, &Case::new(made.clone(), &lens, spacing), "");
+        }
+    }
+    refusals(suite, &[(3, 5), (2, 3)], &[&ANY, &ROWS, &RAGGED], ragged_prefill);
+}
+
+pub(super) fn run_single_decode(suite: &mut Suite<'_>) {
+    for made in matrix().into_iter().filter(|made| made.mask == Mask::Causal) {
+        for (kv_len, spacing) in [
+            (0, Spacing::Dense),
+            (1, Spacing::Dense),
+            (33, Spacing::Dense),
+            (65, Spacing::Gapped),
+            (9, Spacing::Spread),
+        ] {
+            let case = Case::new(made.clone(), &[(1, kv_len)], spacing);
+            single_decode(suite, &made, &case, "");
+        }
+    }
+    refusals(suite, &[(1, 5)], &[&ANY], single_decode);
+}
+
+/// What is wrong, and how: in what the spec asks for, or in the operands.
+type Fault = (&'static str, fn(&mut Asked, &mut Case));
+
+const ANY: [Fault; 5] = [
+    ("operands of another type", |asked, _| asked.attention.dtype = DType::F16),
+    ("another number of heads", |asked, _| asked.attention.num_q_heads = 8),
+    ("another head size", |asked, _| asked.attention.head_dim = 10),
+    ("no log-sum-exp", |_, case| case.lse = Presence::Absent),
+    ("a log-sum-exp nobody asked for", |asked, _| asked.attention.lse = Presence::Absent),
+];
+const PAGED: [Fault; 5] = [
+    ("pages of another type", |asked, _| asked.paging.dtype = DType::BF16),
+    ("pages of another size", |asked, _| asked.paging.page_size = 8),
+    ("pages of another layout", |asked, _| asked.paging.layout = PageLayout::Hnd),
+    ("a page past the pool", |_, case| case.batch.table[0][1] = case.batch.num_pages as i32),
+    ("a negative page", |_, case| case.batch.table[1][0] = -7),
+];
+const LENGTHS: [Fault; 3] = [
+    ("a negative length", |_, case| case.batch.kv_len[1] = -1),
+    ("a length past the block table", |_, case| case.batch.kv_len[0] = 13),
+    ("too few lengths", |_, case| case.batch.kv_len.truncate(1)),
+];
+const ROWS: [Fault; 5] = [
+    ("too many starts", |_, case| case.query_start.push(5)),
+    ("starts that do not begin at 0", |_, case| case.query_start[0] = 1),
+    ("starts that fall", |_, case| case.query_start[1] = 6),
+    ("starts that end early", |_, case| case.query_start[2] = 4),
+    ("more rows than keys", |_, case| case.query_start[1] = 1),
+];
+const RAGGED: [Fault; 3] = [
+    ("too few key starts", |_, case| case.kv_start.truncate(2)),
+    ("key starts that fall", |_, case| case.kv_start[1] = 9),
+    ("key starts that begin late", |_, case| case.kv_start[0] = 1),
+];
+
+fn refusals(
+    suite: &mut Suite<'_>,
+    lens: &[(i32, i32)],
+    faults: &[&[Fault]],
+    run: fn(&mut Suite<'_>, &Asked, &Case, &str),
+) {
+    for &(what, fault) in faults.iter().copied().flatten() {
+        let made = asked(DType::F32, (4, 2), 8, 4);
+        let (mut asked, mut case) = (made.clone(), Case::new(made, lens, Spacing::Dense));
+        fault(&mut asked, &mut case);
+        run(suite, &asked, &case, what);
+    }
+}
+
+fn paged_decode(suite: &mut Suite<'_>, asked: &Asked, case: &Case, fault: &str) {
+    let config = paged_decode::Config { attention: asked.attention.clone(), paging: asked.paging };
+    let spec = paged_decode::Spec::new(config).expect("a valid spec");
+    let mut numbers = Numbers::new(8);
+    let q = case.heads(&mut numbers, case.rows, case.made.attention.num_q_heads, 4.0);
+    let [k_pages, v_pages] = [0, 1].map(|_| case.batch.pool(&mut numbers));
+    let (block_table, kv_len) = (case.batch.block_table(), case.batch.kv_len());
+    let run = |operators: &mut dyn Operators| {
+        let mut results = Results::new(case);
+        let (output, lse) = results.views();
+        let operands = paged_decode::Operands {
+            q: q.view(),
+            k_pages: k_pages.view(),
+            v_pages: v_pages.view(),
+            block_table: block_table.view(),
+            kv_len: kv_len.view(),
+            output,
+            lse,
+        };
+        let result = operators.paged_decode(&spec, operands);
+        results.run(result)
+    };
+    suite.case(Contract::PAGED_DECODE, named(fault, case.name(spec.describe())), tolerance(case), run);
+}
+
+fn paged_prefill(suite: &mut Suite<'_>, asked: &Asked, case: &Case, fault: &str) {
+    let Asked { attention, paging, mask } = asked.clone();
+    let spec =
+        paged_prefill::Spec::new(paged_prefill::Config { attention, paging, mask }).expect("a valid spec");
+    let mut numbers = Numbers::new(9);
+    let q = case.heads(&mut numbers, case.rows, case.made.attention.num_q_heads, 4.0);
+    let [k_pages, v_pages] = [0, 1].map(|_| case.batch.pool(&mut numbers));
+    let (block_table, kv_len) = (case.batch.block_table(), case.batch.kv_len());
+    let query_start = list(&case.query_start);
+    let run = |operators: &mut dyn Operators| {
+        let mut results = Results::new(case);
+        let (output, lse) = results.views();
+        let operands = paged_prefill::Operands {
+            q: q.view(),
+            k_pages: k_pages.view(),
+            v_pages: v_pages.view(),
+            block_table: block_table.view(),
+            kv_len: kv_len.view(),
+            query_start: query_start.view(),
+            output,
+            lse,
+        };
+        let result = operators.paged_prefill(&spec, operands);
+        results.run(result)
+    };
+    suite.case(Contract::PAGED_PREFILL, named(fault, case.name(spec.describe())), tolerance(case), run);
+}
+
+fn ragged_prefill(suite: &mut Suite<'_>, asked: &Asked, case: &Case, fault: &str) {
+    let config = ragged_prefill::Config { attention: asked.attention.clone(), mask: asked.mask };
+    let spec = ragged_prefill::Spec::new(config).expect("a valid spec");
+    let mut numbers = Numbers::new(10);
+    let q = case.heads(&mut numbers, case.rows, case.made.attention.num_q_heads, 4.0);
+    let keys = case.batch.kv_len.iter().sum::<i32>() as usize;
+    let [k, v] = [0, 1].map(|_| case.heads(&mut numbers, keys, case.made.attention.num_kv_heads, 1.0));
+    let (query_start, kv_start) = (list(&case.query_start), list(&case.kv_start));
+    let run = |operators: &mut dyn Operators| {
+        let mut results = Results::new(case);
+        let (output, lse) = results.views();
+        let operands = ragged_prefill::Operands {
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            query_start: query_start.view(),
+            kv_start: kv_start.view(),
+            output,
+            lse,
+        };
+        let result = operators.ragged_prefill(&spec, operands);
+        results.run(result)
+    };
+    suite.case(Contract::RAGGED_PREFILL, named(fault, case.name(spec.describe())), tolerance(case), run);
+}
+
+fn single_decode(suite: &mut Suite<'_>, asked: &Asked, case: &Case, fault: &str) {
+    let spec = single_decode::Spec::new(asked.attention.clone()).expect("a valid spec");
+    let mut numbers = Numbers::new(11);
+    let q = case.heads(&mut numbers, case.rows, case.made.attention.num_q_heads, 4.0);
+    let keys = case.batch.kv_len[0] as usize;
+    let [k, v] = [0, 1].map(|_| case.heads(&mut numbers, keys, case.made.attention.num_kv_heads, 1.0));
+    let run = |operators: &mut dyn Operators| {
+        let mut results = Results::new(case);
+        let (output, lse) = results.views();
+        let result = operators.single_decode(
+            &spec,
+            single_decode::Operands { q: q.view(), k: k.view(), v: v.view(), output, lse },
+        );
+        results.run(result)
+    };
+    suite.case(Contract::SINGLE_DECODE, named(fault, case.name(spec.describe())), tolerance(case), run);
+}
+
+fn tolerance(case: &Case) -> Tolerance {
+    Tolerance::of(case.made.attention.dtype)
+}
