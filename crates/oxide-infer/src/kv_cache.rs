@@ -1,8 +1,9 @@
 //! The paged key/value cache: how pages are laid out, and how new keys and values enter it.
 //!
 //! A layer has a pool of K pages and one of V pages. Row `b` of the block table lists the pages of sequence `b` in order:
-//! the key at position `p` lies in page `block_table[b][p / page_size]`, slot `p % page_size`. Entries that no position
-//! needs are never read and may hold anything.
+//! the key at position `p` lies in page `block_table[b][p / page_size]`, slot `p % page_size`. Table entries that no
+//! position needs are never read and may hold anything. Slots that no position needs must hold finite numbers (pools are
+//! zeroed when they are made): a provider may load a whole page and weigh such slots with 0.
 
 pub mod paged_append;
 pub mod rope_append;

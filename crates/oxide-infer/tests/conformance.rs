@@ -1,8 +1,6 @@
 //! The suite against the references, which must pass it, and against providers that are wrong in one way each, which must
 //! not.
 
-#![cfg(feature = "conformance")]
-
 use oxide_infer::activation::swiglu;
 use oxide_infer::attention::{paged_decode, paged_prefill};
 use oxide_infer::conformance::{Operators, Reference, Refusal, Report, run, run_contracts};
