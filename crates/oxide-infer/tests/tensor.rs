@@ -19,6 +19,15 @@ fn a_contiguous_view_is_row_major() {
 }
 
 #[test]
+fn the_stride_of_an_axis_of_one_does_not_matter() {
+    let data: Vec<i32> = (0..12).collect();
+    let view = View::strided(&data, [3, 1, 4], [4, 100, 1]).unwrap();
+    assert_eq!(view.as_slice(), Some(&data[..]));
+    let view = View::strided(&data, [2, 1, 4], [8, 4, 1]).unwrap();
+    assert_eq!((view.as_slice(), view.row([1, 0, 0])), (None, Some(&data[8..])));
+}
+
+#[test]
 fn a_transposed_view_reads_columns_and_has_no_rows_in_one_piece() {
     let data = [0, 1, 2, 3, 4, 5];
     let view = View::strided(&data, [3, 2], [1, 3]).unwrap();

@@ -105,8 +105,8 @@ impl<const R: usize> Layout<R> {
             if extent > 1 && stride != expected {
                 return self.is_empty();
             }
-            // Cannot overflow: while strides match, this is at most the span, which was counted.
-            expected = stride.max(expected).saturating_mul(extent);
+            // Only an empty shape can saturate: the elements of others were counted.
+            expected = expected.saturating_mul(extent.max(1));
         }
         true
     }
