@@ -102,6 +102,8 @@ pub enum EngineEvent {
         token: TokenId,
         /// If asked for.
         logprobs: Option<LogProbs>,
+        /// When its step was collected.
+        at: Instant,
     },
     /// A choice has ended.
     Finished {

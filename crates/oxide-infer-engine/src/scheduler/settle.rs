@@ -100,8 +100,8 @@ impl Scheduler {
         if request.prompt == Prompt::Scheduled {
             self.prompt_done(key.request);
         }
-        let event =
-            EngineEvent::Token { choice: key.choice, token: sampled.token, logprobs: sampled.logprobs };
+        let sampling::Sampled { token, logprobs } = sampled;
+        let event = EngineEvent::Token { choice: key.choice, token, logprobs, at: now };
         self.notices.push(Notice::Event(key.request, event));
         if let Some(reason) = ending {
             self.finish(key, reason, now);
