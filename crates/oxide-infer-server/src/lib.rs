@@ -1,3 +1,24 @@
 //! The OpenAI-compatible HTTP server of Oxide Infer.
+//!
+//! [`serve`] takes a [`ServerConfig`], a running engine and a [`text::TextModel`], and serves them until it is told to
+//! stop. [`Server::router`] gives the same service without a network. A request passes `routes` (reading), `protocol`
+//! (checking), [`text`] (template and tokenizer), `generate` (engine and back), and leaves as JSON or server-sent events.
 
+mod app;
+mod auth;
+mod body;
+mod config;
+mod connection;
+mod error;
+mod generate;
+mod metrics;
+mod observe;
+mod protocol;
+mod router;
+mod routes;
+mod server;
 pub mod text;
+
+pub use config::{ApiKey, Cors, Limits, SamplingDefaults, ServerConfig};
+pub use error::ApiError;
+pub use server::{ServeError, Server, serve};

@@ -302,16 +302,3 @@ proptest! {
         prop_assert_eq!(sample(&row).unwrap(), sampled, "the same names give the same token");
     }
 }
-
-#[test]
-fn a_nucleus_of_a_wide_row_is_as_long_as_its_sum_asks() {
-    // A thousand equal weights: 0.7 of them is the first 700 by id, 0.7005 needs one more.
-    let (logits, history) = (vec![1.5; 1000], TokenHistory::default());
-    for (top_p, len) in
-        [(0.0005, 1), (0.0639, 64), (0.0641, 65), (0.6999, 700), (0.7005, 701), (0.9999, 1000)]
-    {
-        let params = SamplingParams { top_p, ..SamplingParams::default() };
-        let kept = distribution(&row(&logits, &params, &history)).unwrap();
-        assert!(kept.iter().map(|(token, _)| token.0).eq(0..len), "{top_p} keeps {}", kept.len());
-    }
-}

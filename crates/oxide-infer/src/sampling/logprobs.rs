@@ -48,8 +48,7 @@ pub fn log_probabilities(logits: &[f32], token: TokenId, top_n: usize) -> Result
 
     let tokens = || (0u32..).map(TokenId).zip(logits.iter().copied());
     let ahead = tokens().filter(|other| sooner(other, &(token, chosen)).is_lt()).count();
-    let mut all: Vec<_> = if top_n > 0 { tokens().collect() } else { Vec::new() };
-    let top = first(&mut all, top_n);
+    let top = first(tokens().collect(), top_n);
     Ok(LogProbs {
         chosen: at(token, chosen, ahead + 1),
         top: top.iter().zip(1..).map(|(&(token, logit), rank)| at(token, logit, rank)).collect(),

@@ -133,12 +133,18 @@ pub fn distribution(row: &LogitsRow<'_>) -> Result<Vec<(TokenId, f64)>, Sampling
     let weights = (0u32..).map(TokenId).zip(logits.iter().map(|&logit| weight(logit)));
     let mut kept: Vec<_> = weights.filter(|&(_, w)| w > 0.0 && w >= f64::from(params.min_p)).collect();
     if let Some(k) = params.top_k {
-        let k = first(&mut kept, k as usize).len();
-        kept.truncate(k);
+        kept = first(kept, k as usize);
     }
     if params.top_p < 1.0 {
-        let len = nucleus(&mut kept, f64::from(params.top_p));
-        kept.truncate(len);
+        kept.sort_unstable_by(sooner);
+        let target = f64::from(params.top_p) * total(&kept);
+        let mut sum = 0.0;
+        let run = kept.iter().take_while(|&&(_, w)| {
+            let open = sum < target;
+            sum += w;
+            open
+        });
+        kept.truncate(run.count());
     }
     kept.sort_unstable_by_key(|&(token, _)| token);
     let sum = total(&kept);
@@ -216,36 +222,17 @@ pub(super) fn sooner<V: PartialOrd>(a: &(TokenId, V), b: &(TokenId, V)) -> Order
     b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0))
 }
 
-/// Moves the first `n` tokens of that order to the front, sorted.
-pub(super) fn first<V: PartialOrd>(tokens: &mut [(TokenId, V)], n: usize) -> &[(TokenId, V)] {
-    let n = n.min(tokens.len());
-    if 0 < n && n < tokens.len() {
+/// The first `n` tokens of that order, sorted.
+pub(super) fn first<V: PartialOrd + Copy>(mut tokens: Vec<(TokenId, V)>, n: usize) -> Vec<(TokenId, V)> {
+    if n == 0 {
+        return Vec::new();
+    }
+    if n < tokens.len() {
         tokens.select_nth_unstable_by(n - 1, sooner);
+        tokens.truncate(n);
     }
-    let front = &mut tokens[..n];
-    front.sort_unstable_by(sooner);
-    front
-}
-
-/// Moves the shortest run of the first tokens whose sum is at least `top_p` of the whole to the front, and gives its
-/// length.
-fn nucleus(weights: &mut [(TokenId, f64)], top_p: f64) -> usize {
-    let target = top_p * total(weights);
-    // The run is short for most rows, and sorting a whole vocabulary is slow: look at more only while it is not enough.
-    let mut looked_at = 64;
-    loop {
-        let mut sum = 0.0;
-        let front = first(weights, looked_at);
-        let enough = front.iter().position(|&(_, w)| {
-            sum += w;
-            sum >= target
-        });
-        match enough {
-            Some(last) => return last + 1,
-            None if front.len() == weights.len() => return weights.len(),
-            None => looked_at *= 8,
-        }
-    }
+    tokens.sort_unstable_by(sooner);
+    tokens
 }
 
 fn total(weights: &[(TokenId, f64)]) -> f64 {

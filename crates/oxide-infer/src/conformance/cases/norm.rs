@@ -59,51 +59,48 @@ fn case(
     });
 }
 
-/// What is made for a spec of `f32` rows of 64.
-#[derive(Clone, Copy)]
-struct Made {
-    input: (DType, [usize; 3]),
-    weight: (DType, [usize; 1]),
-    residual: Option<[usize; 3]>,
-    output: (DType, [usize; 3]),
-}
-
 fn refusals(suite: &mut Suite<'_>) {
-    let (f32, bf16) = (DType::F32, DType::BF16);
-    let good =
-        Made { input: (f32, [2, 1, 64]), weight: (f32, [64]), residual: None, output: (f32, [2, 1, 64]) };
-    let (absent, present) = (Presence::Absent, Presence::Present);
-    for (what, asked, made) in [
-        ("input of another type", absent, Made { input: (bf16, [2, 1, 64]), ..good }),
-        ("input of another size", absent, Made { input: (f32, [2, 1, 65]), ..good }),
-        ("weight of another type", absent, Made { weight: (bf16, [64]), ..good }),
-        ("short weight", absent, Made { weight: (f32, [63]), ..good }),
-        ("output of another type", absent, Made { output: (bf16, [2, 1, 64]), ..good }),
-        ("short output", absent, Made { output: (f32, [1, 1, 64]), ..good }),
-        ("a residual nobody asked for", absent, Made { residual: Some([2, 1, 64]), ..good }),
-        ("no residual", present, good),
-        ("short residual", present, Made { residual: Some([1, 1, 64]), ..good }),
-    ] {
-        refusal(suite, what, asked, made);
-    }
-}
-
-fn refusal(suite: &mut Suite<'_>, what: &str, asked: Presence, made: Made) {
-    let spec = spec(DType::F32, DType::F32, 64, asked);
-    let mut numbers = Numbers::new(2);
-    let input = Floats::random(&mut numbers, made.input.0, Spacing::Dense.layout(made.input.1), 1.0);
-    let weight = Floats::random(&mut numbers, made.weight.0, Spacing::Dense.layout(made.weight.1), 1.0);
-    suite.case(CONTRACT, named(what, ""), Tolerance::exact(), |operators: &mut dyn Operators| {
-        let mut output = Floats::poisoned(made.output.0, Spacing::Dense.layout(made.output.1));
-        let mut residual =
-            made.residual.map(|shape| Floats::poisoned(DType::F32, Spacing::Dense.layout(shape)));
-        let operands = Operands {
-            input: input.view(),
-            weight: weight.view(),
-            residual: residual.as_mut().map(Floats::view_mut),
-            output: output.view_mut(),
+    let dense = |shape| Spacing::Dense.layout(shape);
+    let (good, other) = (DType::F32, DType::BF16);
+    // (what, input, weight, residual, output)
+    let cases = [
+        ("input of another type", (other, [2, 1, 64]), (good, [64]), None, (good, [2, 1, 64])),
+        ("input of another size", (good, [2, 1, 65]), (good, [64]), None, (good, [2, 1, 64])),
+        ("weight of another type", (good, [2, 1, 64]), (other, [64]), None, (good, [2, 1, 64])),
+        ("short weight", (good, [2, 1, 64]), (good, [63]), None, (good, [2, 1, 64])),
+        ("output of another type", (good, [2, 1, 64]), (good, [64]), None, (other, [2, 1, 64])),
+        ("short output", (good, [2, 1, 64]), (good, [64]), None, (good, [1, 1, 64])),
+        (
+            "a residual nobody asked for",
+            (good, [2, 1, 64]),
+            (good, [64]),
+            Some([2, 1, 64]),
+            (good, [2, 1, 64]),
+        ),
+        ("no residual", (good, [2, 1, 64]), (good, [64]), None, (good, [2, 1, 64])),
+        ("short residual", (good, [2, 1, 64]), (good, [64]), Some([1, 1, 64]), (good, [2, 1, 64])),
+    ];
+    for (what, input, weight, residual, output) in cases {
+        let wants = if what.contains("nobody") || !what.contains("residual") {
+            Presence::Absent
+        } else {
+            Presence::Present
         };
-        let result = operators.rms_norm(&spec, operands);
-        Run { result, written: vec![output.written("output")] }
-    });
+        let spec = spec(good, good, 64, wants);
+        let mut numbers = Numbers::new(2);
+        let input = Floats::random(&mut numbers, input.0, dense(input.1), 1.0);
+        let weight = Floats::random(&mut numbers, weight.0, Spacing::Dense.layout(weight.1), 1.0);
+        suite.case(CONTRACT, named(what, ""), Tolerance::exact(), |operators: &mut dyn Operators| {
+            let mut output = Floats::poisoned(output.0, dense(output.1));
+            let mut residual = residual.map(|shape| Floats::poisoned(good, dense(shape)));
+            let operands = Operands {
+                input: input.view(),
+                weight: weight.view(),
+                residual: residual.as_mut().map(Floats::view_mut),
+                output: output.view_mut(),
+            };
+            let result = operators.rms_norm(&spec, operands);
+            Run { result, written: vec![output.written("output")] }
+        });
+    }
 }

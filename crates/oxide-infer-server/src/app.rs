@@ -1,0 +1,144 @@
+//! What all requests of one server share.
+
+use crate::auth::KeyRing;
+use crate::config::ServerConfig;
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::protocol::params::Bounds;
+use crate::text::TextModel;
+use oxide_infer::TokenId;
+use oxide_infer_engine::EngineHandle;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// What all requests of one server share.
+#[derive(Debug)]
+pub(crate) struct App {
+    config: ServerConfig,
+    model_name: Arc<str>,
+    engine: EngineHandle,
+    text: Arc<TextModel>,
+    eos_token_ids: Arc<[TokenId]>,
+    keys: KeyRing,
+    metrics: Metrics,
+    in_flight: Arc<Semaphore>,
+    draining: AtomicBool,
+    started: u64,
+}
+
+/// A place among the requests in flight, given back when dropped.
+#[derive(Debug)]
+pub(crate) struct InFlight(#[expect(dead_code, reason = "held for its drop")] OwnedSemaphorePermit);
+
+impl App {
+    /// `model_name` is the first of the configuration's names.
+    pub(crate) fn new(
+        config: ServerConfig,
+        model_name: &str,
+        engine: EngineHandle,
+        text: Arc<TextModel>,
+    ) -> Self {
+        Self {
+            metrics: Metrics::new(&config.metrics_prefix, model_name, &engine),
+            keys: KeyRing::new(&config.api_keys),
+            in_flight: Arc::new(Semaphore::new(config.limits.max_requests_in_flight)),
+            eos_token_ids: text.eos_ids().into(),
+            model_name: model_name.into(),
+            draining: AtomicBool::new(false),
+            started: unix_time(),
+            config,
+            engine,
+            text,
+        }
+    }
+
+    pub(crate) fn config(&self) -> &ServerConfig {
+        &self.config
+    }
+
+    /// The model's name in responses.
+    pub(crate) fn model_name(&self) -> &Arc<str> {
+        &self.model_name
+    }
+
+    pub(crate) fn engine(&self) -> &EngineHandle {
+        &self.engine
+    }
+
+    pub(crate) fn text(&self) -> &TextModel {
+        &self.text
+    }
+
+    pub(crate) fn eos_token_ids(&self) -> &Arc<[TokenId]> {
+        &self.eos_token_ids
+    }
+
+    pub(crate) fn keys(&self) -> &KeyRing {
+        &self.keys
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// When the server started, in seconds since 1970.
+    pub(crate) fn started(&self) -> u64 {
+        self.started
+    }
+
+    /// What requests are checked against.
+    pub(crate) fn bounds(&self) -> Bounds<'_> {
+        let limits = self.engine.limits();
+        Bounds {
+            limits: &self.config.limits,
+            defaults: &self.config.sampling_defaults,
+            vocab_size: limits.vocab_size,
+            max_model_len: limits.max_model_len,
+        }
+    }
+
+    /// Checks the model that a request names; one that names none gets the one there is.
+    pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
+        let names = &self.config.served_model_names;
+        match asked {
+            Some(model) if !names.iter().any(|name| name == model) => {
+                let served = names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
+                Err(ApiError::ModelNotFound { model: model.to_owned(), served })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A place among the requests in flight.
+    pub(crate) fn admit(&self) -> Result<InFlight, ApiError> {
+        let permit = self.in_flight.clone().try_acquire_owned().map_err(|_| ApiError::Busy {
+            reason: format!("{} requests are in flight", self.config.limits.max_requests_in_flight),
+            retry_after: Duration::from_secs(1),
+        })?;
+        Ok(InFlight(permit))
+    }
+
+    /// Refuses new requests from now on.
+    pub(crate) fn begin_drain(&self) {
+        self.draining.store(true, Relaxed);
+        self.engine.begin_drain();
+    }
+
+    pub(crate) fn is_draining(&self) -> bool {
+        self.draining.load(Relaxed)
+    }
+
+    /// Waits until no request is in flight.
+    pub(crate) async fn idle(&self) {
+        let all = u32::try_from(self.config.limits.max_requests_in_flight).unwrap_or(u32::MAX);
+        // The semaphore is never closed; if it were, nothing could be in flight.
+        let _ = self.in_flight.acquire_many(all).await;
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn unix_time() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,204 @@
+//! One answer: token ids in, text out, with nothing shown that a stop string may still take back.
+
+use crate::protocol::params::GenerationParams;
+use crate::protocol::response::{FinishWord, StopReason};
+use crate::text::{DecodeFrom, Detokenizer, StopMatcher, StopStep, StopText, Tokenizer};
+use oxide_infer::TokenId;
+use oxide_infer::sampling::LogProbs;
+use oxide_infer_engine::FinishReason;
+use oxide_infer_engine::request::EosPolicy;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// A token of an answer.
+#[derive(Clone, Debug)]
+pub(crate) struct AnswerToken {
+    /// The token.
+    pub(crate) id: TokenId,
+    /// Characters of the answer before the token's.
+    pub(crate) text_offset: usize,
+    /// If asked for.
+    pub(crate) logprobs: Option<LogProbs>,
+}
+
+/// Why an answer ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Finish {
+    /// In OpenAI's words.
+    pub(crate) word: FinishWord,
+    /// What stopped it.
+    pub(crate) stop: Option<StopReason>,
+}
+
+/// What an answer has gained since it was last looked at.
+#[derive(Debug, Default)]
+pub(crate) struct Delta {
+    /// Text that can no longer be taken back.
+    pub(crate) text: String,
+    /// The tokens whose text this and earlier deltas show completely.
+    pub(crate) tokens: Vec<AnswerToken>,
+    /// Set in the last delta.
+    pub(crate) finish: Option<Finish>,
+}
+
+/// What the engine should know after a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterToken {
+    /// Nothing.
+    GoOn,
+    /// A stop string is complete: no further token is wanted.
+    EndChoice,
+}
+
+/// An answer that is being made.
+#[derive(Debug)]
+pub(crate) struct Choice {
+    ending: Ending,
+    stop_strings: Vec<String>,
+    min_tokens: u32,
+    detokenizer: Detokenizer,
+    matcher: StopMatcher,
+    /// Characters and bytes decoded so far, held back ones included.
+    decoded_chars: usize,
+    decoded_bytes: usize,
+    /// Bytes that went into deltas.
+    shown_bytes: usize,
+    /// Tokens whose text is held back, with the byte at which it ends.
+    held: VecDeque<(usize, AnswerToken)>,
+    generated: u32,
+    delta: Delta,
+    ended: bool,
+}
+
+/// Which tokens end an answer, and whether they are shown.
+#[derive(Clone, Debug)]
+struct Ending {
+    eos: EosPolicy,
+    eos_token_ids: Arc<[TokenId]>,
+    stop_token_ids: Arc<[TokenId]>,
+    text: StopText,
+}
+
+impl Ending {
+    fn hides(&self, token: TokenId) -> bool {
+        let ends = self.stop_token_ids.contains(&token)
+            || (self.eos == EosPolicy::Stop && self.eos_token_ids.contains(&token));
+        ends && self.text == StopText::Exclude
+    }
+}
+
+impl Choice {
+    /// An answer without tokens. The stop strings have been checked when the request was read.
+    pub(crate) fn new(
+        params: &GenerationParams,
+        matcher: StopMatcher,
+        eos_token_ids: &Arc<[TokenId]>,
+        tokenizer: &Tokenizer,
+    ) -> Self {
+        Self {
+            ending: Ending {
+                eos: params.eos,
+                eos_token_ids: eos_token_ids.clone(),
+                stop_token_ids: params.stop_token_ids.clone(),
+                text: params.stop_text,
+            },
+            stop_strings: params.stop.clone(),
+            min_tokens: params.min_tokens,
+            detokenizer: tokenizer.detokenizer(params.special, DecodeFrom::Continuation),
+            matcher,
+            decoded_chars: 0,
+            decoded_bytes: 0,
+            shown_bytes: 0,
+            held: VecDeque::new(),
+            generated: 0,
+            delta: Delta::default(),
+            ended: false,
+        }
+    }
+
+    /// Takes the next token. What comes after the end is ignored: the engine may be a step ahead.
+    pub(crate) fn push(&mut self, id: TokenId, logprobs: Option<LogProbs>) -> AfterToken {
+        if self.ended {
+            return AfterToken::GoOn;
+        }
+        self.generated += 1;
+        let token = AnswerToken { id, text_offset: self.decoded_chars, logprobs };
+        let piece = if self.ending.hides(id) { String::new() } else { self.detokenizer.push(id) };
+        self.decoded_chars += piece.chars().count();
+        self.decoded_bytes += piece.len();
+        self.held.push_back((self.decoded_bytes, token));
+        self.show(&piece)
+    }
+
+    /// The engine has ended the answer.
+    pub(crate) fn finish(&mut self, reason: FinishReason) {
+        if self.ended {
+            return;
+        }
+        let cut_off = self.detokenizer.finish();
+        if self.show(&cut_off) == AfterToken::EndChoice {
+            return;
+        }
+        let rest = self.matcher.finish();
+        self.delta.text.push_str(&rest);
+        self.end(match reason {
+            FinishReason::EndOfSequence | FinishReason::Host => Finish { word: FinishWord::Stop, stop: None },
+            FinishReason::StopToken(id) => {
+                Finish { word: FinishWord::Stop, stop: Some(StopReason::Token(id)) }
+            }
+            FinishReason::Length => Finish { word: FinishWord::Length, stop: None },
+        });
+    }
+
+    /// Tokens generated so far.
+    pub(crate) fn generated(&self) -> u32 {
+        self.generated
+    }
+
+    /// Whether the answer is complete.
+    pub(crate) fn ended(&self) -> bool {
+        self.ended
+    }
+
+    /// What is new since the last call.
+    pub(crate) fn take_delta(&mut self) -> Delta {
+        std::mem::take(&mut self.delta)
+    }
+
+    fn show(&mut self, piece: &str) -> AfterToken {
+        // As in vLLM, stop strings count from the first token after `min_tokens`.
+        if self.generated <= self.min_tokens {
+            self.release(piece);
+            return AfterToken::GoOn;
+        }
+        match self.matcher.push(piece) {
+            StopStep::Emit(text) => {
+                self.release(&text);
+                AfterToken::GoOn
+            }
+            StopStep::Stop { text, index } => {
+                self.release(&text);
+                let stop = self.stop_strings.get(index).cloned().map(StopReason::Text);
+                self.end(Finish { word: FinishWord::Stop, stop });
+                AfterToken::EndChoice
+            }
+        }
+    }
+
+    fn release(&mut self, text: &str) {
+        self.delta.text.push_str(text);
+        self.shown_bytes += text.len();
+        while let Some((end, _)) = self.held.front() {
+            if *end > self.shown_bytes {
+                break;
+            }
+            self.delta.tokens.extend(self.held.pop_front().map(|(_, token)| token));
+        }
+    }
+
+    fn end(&mut self, finish: Finish) {
+        self.ended = true;
+        self.delta.tokens.extend(self.held.drain(..).map(|(_, token)| token));
+        self.delta.finish = Some(finish);
+    }
+}

@@ -1,0 +1,191 @@
+//! The request of `/v1/chat/completions`, and the messages that `/tokenize` takes, too.
+
+use super::fields::{Fields, read, wrong_type};
+use super::params::{Bounds, GenerationParams, MaxTokens, read_add_special_tokens};
+use super::rules::Route;
+use crate::error::ApiError;
+use crate::text::{AddSpecialTokens, ChatInput, NextTurn};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+/// A chat request.
+#[derive(Clone, Debug)]
+pub(crate) struct ChatRequest {
+    /// The model asked for.
+    pub(crate) model: Option<String>,
+    /// The conversation.
+    pub(crate) chat: ChatPrompt,
+    /// Report log-probabilities, and of this many best tokens.
+    pub(crate) logprobs: Option<u32>,
+    /// The rest.
+    pub(crate) params: GenerationParams,
+}
+
+/// A conversation to be rendered and tokenized.
+#[derive(Clone, Debug)]
+pub(crate) struct ChatPrompt {
+    /// What the template gets.
+    pub(crate) input: ChatInput,
+    /// Whether the tokenizer adds to what the template wrote.
+    pub(crate) add_special_tokens: AddSpecialTokens,
+}
+
+impl ChatRequest {
+    /// Reads and checks a request's body.
+    pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse_body(body)?;
+        let model = fields.string("model")?;
+        let chat = ChatPrompt::read(&mut fields, bounds)?;
+        let mut params = GenerationParams::read(&mut fields, bounds)?;
+        let max = read_max_tokens(&mut fields)?;
+        params.limit(max, &fields)?;
+        let request = Self { model, chat, logprobs: read_logprobs(&mut fields, bounds)?, params };
+        fields.finish(Route::Chat)?;
+        Ok(request)
+    }
+}
+
+impl ChatPrompt {
+    /// Reads `messages` and what says how they are rendered.
+    pub(crate) fn read(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Self, ApiError> {
+        let messages = read_messages(fields, bounds)?;
+        let generation_prompt = fields.flag("add_generation_prompt")?;
+        let continue_final = fields.flag("continue_final_message")?.unwrap_or(false);
+        let next = match (continue_final, generation_prompt) {
+            (true, Some(true)) => {
+                return Err(fields.invalid(
+                    "continue_final_message",
+                    "cannot be true together with 'add_generation_prompt'",
+                ));
+            }
+            (true, _) => NextTurn::ContinueLast,
+            (false, Some(false)) => NextTurn::None,
+            (false, _) => NextTurn::Assistant,
+        };
+        let variables: Option<Map<String, Value>> = fields.typed("chat_template_kwargs", "an object")?;
+        Ok(Self {
+            input: ChatInput {
+                messages,
+                next,
+                variables: variables.unwrap_or_default(),
+                ..ChatInput::default()
+            },
+            // Templates write the special tokens themselves.
+            add_special_tokens: read_add_special_tokens(fields, AddSpecialTokens::Omit)?,
+        })
+    }
+}
+
+fn read_max_tokens(fields: &mut Fields<'_>) -> Result<Option<MaxTokens>, ApiError> {
+    let old = fields.count("max_tokens", 1, u32::MAX)?;
+    let new = fields.count("max_completion_tokens", 1, u32::MAX)?;
+    match (new, old) {
+        (Some(new), Some(old)) if new != old => Err(fields.invalid(
+            "max_tokens",
+            format!("must not differ from 'max_completion_tokens' = {new}, got {old}; send one of them"),
+        )),
+        (Some(tokens), _) => Ok(Some(MaxTokens { tokens, field: "max_completion_tokens" })),
+        (None, Some(tokens)) => Ok(Some(MaxTokens { tokens, field: "max_tokens" })),
+        (None, None) => Ok(None),
+    }
+}
+
+fn read_logprobs(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.flag("logprobs")?.unwrap_or(false);
+    let top = fields.count("top_logprobs", 0, bounds.limits.max_logprobs)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(fields.invalid("top_logprobs", "needs 'logprobs': true")),
+    }
+}
+
+fn read_messages(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Vec<Value>, ApiError> {
+    const EXPECTED: &str = "an array of messages";
+    let list: Option<Vec<&RawValue>> = fields.typed("messages", EXPECTED)?;
+    let list = list.ok_or_else(|| fields.missing("messages", EXPECTED))?;
+    let max = bounds.limits.max_messages;
+    if list.is_empty() {
+        return Err(fields.invalid("messages", "must not be empty"));
+    }
+    if list.len() > max {
+        return Err(
+            fields.invalid("messages", format!("must have at most {max} messages, got {}", list.len()))
+        );
+    }
+    list.into_iter()
+        .enumerate()
+        .map(|(index, raw)| read_message(raw, &format!("messages[{index}]")))
+        .collect()
+}
+
+fn read_message(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
+    let mut fields = Fields::parse_at(raw, param)?;
+    let role = fields.string("role")?.ok_or_else(|| fields.missing("role", "a string"))?;
+    if !matches!(role.as_str(), "system" | "developer" | "user" | "assistant") {
+        return Err(match role.as_str() {
+            "tool" | "function" => ApiError::UnsupportedField {
+                param: fields.param("role"),
+                reason: format!("there are no tools, so there are no messages of role '{role}'"),
+            },
+            _ => fields.invalid(
+                "role",
+                format!("must be 'system', 'developer', 'user' or 'assistant', got '{role}'"),
+            ),
+        });
+    }
+    let content = read_content(&mut fields, &role)?;
+    let mut message = Map::new();
+    message.insert("role".to_owned(), role.into());
+    message.insert("content".to_owned(), content);
+    // What templates may show beside the content.
+    for name in ["name", "reasoning_content", "reasoning"] {
+        if let Some(text) = fields.string(name)? {
+            message.insert(name.to_owned(), text.into());
+        }
+    }
+    refuse_unsupported_parts(&mut fields)?;
+    fields.finish_inner()?;
+    Ok(Value::Object(message))
+}
+
+fn read_content(fields: &mut Fields<'_>, role: &str) -> Result<Value, ApiError> {
+    const EXPECTED: &str = "a string or an array of text parts";
+    let param = fields.param("content");
+    let Some(raw) = fields.take("content") else {
+        // An answer that this server or OpenAI's gave may be sent back with null for "nothing".
+        return if role == "assistant" { Ok(json!("")) } else { Err(fields.missing("content", EXPECTED)) };
+    };
+    if let Some(text) = read::<String>(raw) {
+        return Ok(text.into());
+    }
+    let parts: Vec<&RawValue> = read(raw).ok_or_else(|| wrong_type(&param, EXPECTED, raw))?;
+    let parts = parts.into_iter().enumerate();
+    parts.map(|(index, raw)| read_part(raw, &format!("{param}[{index}]"))).collect()
+}
+
+fn read_part(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
+    let mut fields = Fields::parse_at(raw, param)?;
+    let kind = fields.string("type")?.ok_or_else(|| fields.missing("type", "'text'"))?;
+    if kind != "text" {
+        return Err(ApiError::UnsupportedField {
+            param: fields.param("type"),
+            reason: format!("only parts of type 'text' are, got '{kind}'"),
+        });
+    }
+    let text = fields.string("text")?.ok_or_else(|| fields.missing("text", "a string"))?;
+    fields.finish_inner()?;
+    Ok(json!({"type": "text", "text": text}))
+}
+
+/// Parts of a message that change the prompt elsewhere. Clients that send an answer back send them empty.
+fn refuse_unsupported_parts(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    for name in ["tool_calls", "function_call", "tool_call_id", "audio", "refusal", "annotations"] {
+        let Some(raw) = fields.take(name) else { continue };
+        if raw.get() != "[]" && raw.get() != "\"\"" {
+            let reason = "messages have only text".to_owned();
+            return Err(ApiError::UnsupportedField { param: fields.param(name), reason });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! The request of `/v1/completions`.
+
+use super::fields::{Fields, read, wrong_type};
+use super::params::{Bounds, GenerationParams, MaxTokens, check_vocabulary, read_add_special_tokens};
+use super::rules::Route;
+use crate::error::ApiError;
+use crate::text::AddSpecialTokens;
+use oxide_infer::TokenId;
+use serde_json::value::RawValue;
+
+/// What OpenAI's API generates when `max_tokens` is absent.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// A completion request.
+#[derive(Clone, Debug)]
+pub(crate) struct CompletionRequest {
+    /// The model asked for.
+    pub(crate) model: Option<String>,
+    /// The texts to continue; at least one.
+    pub(crate) prompts: Vec<PromptInput>,
+    /// Whether answers start with the prompt.
+    pub(crate) echo: Echo,
+    /// Report log-probabilities, and of this many best tokens.
+    pub(crate) logprobs: Option<u32>,
+    /// Whether text prompts get what the tokenizer puts around a text.
+    pub(crate) add_special_tokens: AddSpecialTokens,
+    /// The rest.
+    pub(crate) params: GenerationParams,
+}
+
+/// One prompt of a completion request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PromptInput {
+    /// Text, to be tokenized.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<TokenId>),
+}
+
+/// Whether answers start with the prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Echo {
+    /// No.
+    Off,
+    /// Yes; with `logprobs` those of the prompt come, too.
+    Prompt,
+}
+
+impl CompletionRequest {
+    /// Reads and checks a request's body.
+    pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse_body(body)?;
+        let model = fields.string("model")?;
+        let prompts = read_prompts(&mut fields, bounds)?;
+        let echo = if fields.flag("echo")?.unwrap_or(false) { Echo::Prompt } else { Echo::Off };
+        let mut params = GenerationParams::read(&mut fields, bounds)?;
+        let tokens = fields.count("max_tokens", 0, u32::MAX)?.unwrap_or(DEFAULT_MAX_TOKENS);
+        if tokens == 0 && echo == Echo::Off {
+            return Err(fields.invalid("max_tokens", "must be at least 1 without 'echo'"));
+        }
+        params.limit(Some(MaxTokens { tokens, field: "max_tokens" }), &fields)?;
+        let request = Self {
+            model,
+            prompts,
+            echo,
+            logprobs: fields.count("logprobs", 0, bounds.limits.max_logprobs)?,
+            add_special_tokens: read_add_special_tokens(&mut fields, AddSpecialTokens::Add)?,
+            params,
+        };
+        check_best_of(&mut fields, request.params.choices.get())?;
+        fields.finish(Route::Completion)?;
+        Ok(request)
+    }
+}
+
+fn check_best_of(fields: &mut Fields<'_>, n: u32) -> Result<(), ApiError> {
+    match fields.count("best_of", 1, u32::MAX)? {
+        Some(best_of) if best_of < n => {
+            Err(fields.invalid("best_of", format!("must not be below 'n' = {n}, got {best_of}")))
+        }
+        Some(best_of) if best_of > n => Err(ApiError::UnsupportedField {
+            param: fields.param("best_of"),
+            reason: "answers are not ranked; ask for them all with 'n'".to_owned(),
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn read_prompts(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Vec<PromptInput>, ApiError> {
+    const EXPECTED: &str = "a string, an array of token ids, or an array of either";
+    let param = fields.param("prompt");
+    let Some(raw) = fields.take("prompt") else { return Err(fields.missing("prompt", EXPECTED)) };
+    let wrong = || wrong_type(&param, EXPECTED, raw);
+    let prompts = match FirstElement::of(raw) {
+        None => vec![PromptInput::Text(read(raw).ok_or_else(wrong)?)],
+        Some(FirstElement::Number) => vec![PromptInput::Tokens(read(raw).ok_or_else(wrong)?)],
+        Some(FirstElement::String) => {
+            let texts: Vec<String> = read(raw).ok_or_else(wrong)?;
+            texts.into_iter().map(PromptInput::Text).collect()
+        }
+        Some(FirstElement::Array) => {
+            let lists: Vec<Vec<TokenId>> = read(raw).ok_or_else(wrong)?;
+            lists.into_iter().map(PromptInput::Tokens).collect()
+        }
+        Some(FirstElement::None) => return Err(fields.invalid("prompt", "must not be empty")),
+        Some(FirstElement::Other) => return Err(wrong()),
+    };
+    let max = bounds.limits.max_prompts;
+    if prompts.len() > max {
+        let reason = format!("must have at most {max} prompts, got {}", prompts.len());
+        return Err(fields.invalid("prompt", reason));
+    }
+    for prompt in &prompts {
+        if let PromptInput::Tokens(ids) = prompt {
+            check_vocabulary(ids, bounds.vocab_size).map_err(|reason| fields.invalid("prompt", reason))?;
+        }
+    }
+    Ok(prompts)
+}
+
+/// What a JSON array starts with, and so what all its elements must be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum FirstElement {
+    None,
+    Number,
+    String,
+    Array,
+    Other,
+}
+
+impl FirstElement {
+    /// `None` if `raw` is no array.
+    fn of(raw: &RawValue) -> Option<Self> {
+        let inside = raw.get().strip_prefix('[')?.trim_start();
+        Some(match inside.as_bytes().first() {
+            Some(b']') => Self::None,
+            Some(b'"') => Self::String,
+            Some(b'[') => Self::Array,
+            Some(b'-' | b'0'..=b'9') => Self::Number,
+            _ => Self::Other,
+        })
+    }
+}

@@ -1,0 +1,9 @@
+//! The wire protocol: requests are parsed here, responses are what serializes here.
+
+pub(crate) mod chat;
+pub(crate) mod completion;
+pub(crate) mod fields;
+pub(crate) mod params;
+pub(crate) mod response;
+pub(crate) mod rules;
+pub(crate) mod tokenize;

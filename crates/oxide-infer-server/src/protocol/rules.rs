@@ -1,0 +1,184 @@
+//! Every request field that is known, and what is done with it: the data behind `docs/api.md`.
+
+/// A route that takes a JSON body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Route {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Completion,
+    /// `/tokenize` with `prompt`.
+    TokenizePrompt,
+    /// `/tokenize` with `messages`.
+    TokenizeChat,
+    /// `/detokenize`.
+    Detokenize,
+}
+
+/// What is done with a field.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Handling {
+    /// It does what its documentation says.
+    Accepted,
+    /// It is allowed and has no effect on the answer, here or elsewhere.
+    Ignored,
+    /// It would change the answer and is refused, except with a value that asks for nothing.
+    Unsupported {
+        /// JSON values, beside null, that ask for nothing.
+        neutral: &'static [&'static str],
+        /// Why, or what to send instead.
+        instead: &'static str,
+    },
+}
+
+/// One field of one or more routes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FieldRule {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// Where it is known.
+    pub(crate) routes: &'static [Route],
+    /// What is done with it.
+    pub(crate) handling: Handling,
+}
+
+/// What is done with the field `name`; `None` if it is unknown.
+pub(crate) fn handling(route: Route, name: &str) -> Option<Handling> {
+    FIELDS.iter().find(|rule| rule.name == name && rule.routes.contains(&route)).map(|rule| rule.handling)
+}
+
+const CHAT: &[Route] = &[Route::Chat];
+const COMPLETION: &[Route] = &[Route::Completion];
+const GENERATION: &[Route] = &[Route::Chat, Route::Completion];
+const TEMPLATED: &[Route] = &[Route::Chat, Route::TokenizeChat];
+const TOKENIZE: &[Route] = &[Route::TokenizePrompt, Route::TokenizeChat];
+const PROMPTED: &[Route] = &[Route::Completion, Route::TokenizePrompt];
+const ALL: &[Route] =
+    &[Route::Chat, Route::Completion, Route::TokenizePrompt, Route::TokenizeChat, Route::Detokenize];
+
+const fn accepted(name: &'static str, routes: &'static [Route]) -> FieldRule {
+    FieldRule { name, routes, handling: Handling::Accepted }
+}
+
+const fn ignored(name: &'static str) -> FieldRule {
+    FieldRule { name, routes: GENERATION, handling: Handling::Ignored }
+}
+
+const fn unsupported(
+    name: &'static str,
+    routes: &'static [Route],
+    neutral: &'static [&'static str],
+    instead: &'static str,
+) -> FieldRule {
+    FieldRule { name, routes, handling: Handling::Unsupported { neutral, instead } }
+}
+
+const NO_TOOLS: &str = "the model cannot call tools through this server";
+const NO_GRAMMAR: &str = "answers cannot be held to a format";
+const NO_MEDIA: &str = "only text goes in and out";
+const NO_REASONING: &str = "pass what the model's template understands in 'chat_template_kwargs'";
+const NO_BEAMS: &str = "answers are sampled, not searched for";
+const NO_TRUNCATION: &str = "shorten the prompt before sending it";
+const NO_MASK: &str = "use 'logit_bias'";
+const NO_TRANSFER: &str = "this server computes prompt and answer in one place";
+
+/// Every known field. A field that is in no row is refused by name.
+pub(crate) const FIELDS: &[FieldRule] = &[
+    accepted("model", ALL),
+    accepted("messages", TEMPLATED),
+    accepted("prompt", PROMPTED),
+    accepted("tokens", &[Route::Detokenize]),
+    accepted("max_tokens", GENERATION),
+    accepted("max_completion_tokens", CHAT),
+    accepted("min_tokens", GENERATION),
+    accepted("n", GENERATION),
+    accepted("best_of", COMPLETION),
+    accepted("seed", GENERATION),
+    accepted("stop", GENERATION),
+    accepted("stop_token_ids", GENERATION),
+    accepted("include_stop_str_in_output", GENERATION),
+    accepted("ignore_eos", GENERATION),
+    accepted("temperature", GENERATION),
+    accepted("top_p", GENERATION),
+    accepted("top_k", GENERATION),
+    accepted("min_p", GENERATION),
+    accepted("presence_penalty", GENERATION),
+    accepted("frequency_penalty", GENERATION),
+    accepted("repetition_penalty", GENERATION),
+    accepted("logit_bias", GENERATION),
+    accepted("logprobs", GENERATION),
+    accepted("top_logprobs", CHAT),
+    accepted("echo", COMPLETION),
+    accepted("stream", GENERATION),
+    accepted("stream_options", GENERATION),
+    accepted("skip_special_tokens", GENERATION),
+    accepted(
+        "add_special_tokens",
+        &[Route::Chat, Route::Completion, Route::TokenizePrompt, Route::TokenizeChat],
+    ),
+    accepted("add_generation_prompt", TEMPLATED),
+    accepted("continue_final_message", TEMPLATED),
+    accepted("chat_template_kwargs", TEMPLATED),
+    accepted("return_token_ids", GENERATION),
+    accepted("return_tokens_as_token_ids", GENERATION),
+    accepted("return_token_strs", TOKENIZE),
+    ignored("user"),
+    ignored("metadata"),
+    ignored("store"),
+    ignored("service_tier"),
+    ignored("safety_identifier"),
+    ignored("prompt_cache_key"),
+    ignored("prompt_cache_retention"),
+    ignored("prompt_cache_options"),
+    ignored("parallel_tool_calls"),
+    ignored("request_id"),
+    ignored("session_id"),
+    ignored("spaces_between_special_tokens"),
+    ignored("stream_interval"),
+    unsupported("tools", TEMPLATED, &["[]"], NO_TOOLS),
+    unsupported("tool_choice", CHAT, &["\"none\"", "\"auto\""], NO_TOOLS),
+    unsupported("functions", CHAT, &["[]"], NO_TOOLS),
+    unsupported("function_call", CHAT, &["\"none\"", "\"auto\""], NO_TOOLS),
+    unsupported("response_format", GENERATION, &["{\"type\":\"text\"}"], NO_GRAMMAR),
+    unsupported("structured_outputs", GENERATION, &[], NO_GRAMMAR),
+    unsupported("guided_json", GENERATION, &[], NO_GRAMMAR),
+    unsupported("guided_regex", GENERATION, &[], NO_GRAMMAR),
+    unsupported("guided_choice", GENERATION, &[], NO_GRAMMAR),
+    unsupported("guided_grammar", GENERATION, &[], NO_GRAMMAR),
+    unsupported("guided_decoding_backend", GENERATION, &[], NO_GRAMMAR),
+    unsupported("structural_tag", GENERATION, &[], NO_GRAMMAR),
+    unsupported("audio", CHAT, &[], NO_MEDIA),
+    unsupported("modalities", CHAT, &["[\"text\"]"], NO_MEDIA),
+    unsupported("media_io_kwargs", CHAT, &[], NO_MEDIA),
+    unsupported("mm_processor_kwargs", TEMPLATED, &[], NO_MEDIA),
+    unsupported("prediction", CHAT, &[], "leave it out; the answer is the same"),
+    unsupported("web_search_options", CHAT, &[], "the server does not search"),
+    unsupported("moderation", CHAT, &[], "the server does not moderate"),
+    unsupported("reasoning_effort", CHAT, &[], NO_REASONING),
+    unsupported("verbosity", CHAT, &[], NO_REASONING),
+    unsupported("include_reasoning", CHAT, &["true"], NO_REASONING),
+    unsupported("thinking_token_budget", GENERATION, &[], NO_REASONING),
+    unsupported("documents", CHAT, &["[]"], NO_REASONING),
+    unsupported("chat_template", TEMPLATED, &[], "start the server with --chat-template"),
+    unsupported("return_prompt_text", CHAT, &["false"], "use 'return_token_ids' and /detokenize"),
+    unsupported("suffix", COMPLETION, &["\"\""], "text is only written at the end"),
+    unsupported("prompt_embeds", COMPLETION, &[], "send text or token ids in 'prompt'"),
+    unsupported("prompt_logprobs", GENERATION, &[], "use 'echo' with 'logprobs' of /v1/completions"),
+    unsupported("logprob_token_ids", GENERATION, &[], "use 'logprobs'"),
+    unsupported("echo", CHAT, &["false"], "use /v1/completions"),
+    unsupported("allowed_token_ids", GENERATION, &[], NO_MASK),
+    unsupported("bad_words", GENERATION, &["[]"], NO_MASK),
+    unsupported("logits_processors", GENERATION, &["[]"], NO_MASK),
+    unsupported("use_beam_search", GENERATION, &["false"], NO_BEAMS),
+    unsupported("length_penalty", GENERATION, &["1", "1.0"], NO_BEAMS),
+    unsupported("early_stopping", GENERATION, &["false"], NO_BEAMS),
+    unsupported("truncate_prompt_tokens", GENERATION, &[], NO_TRUNCATION),
+    unsupported("truncation_side", GENERATION, &[], NO_TRUNCATION),
+    unsupported("repetition_detection", GENERATION, &[], "use 'repetition_penalty'"),
+    unsupported("watermarking", GENERATION, &["false"], "answers carry no watermark"),
+    unsupported("priority", GENERATION, &["0"], "requests are served in the order of their arrival"),
+    unsupported("cache_salt", GENERATION, &[], "the prefix cache is shared by all clients"),
+    unsupported("kv_transfer_params", GENERATION, &[], NO_TRANSFER),
+    unsupported("ec_transfer_params", GENERATION, &[], NO_TRANSFER),
+    unsupported("vllm_xargs", GENERATION, &["{}"], "no extension takes them"),
+];

@@ -1,0 +1,85 @@
+//! Routes, and what lies around all of them.
+
+use crate::app::App;
+use crate::auth::is_guarded;
+use crate::config::Cors;
+use crate::error::ApiError;
+use crate::observe::{REQUEST_ID, observe};
+use crate::routes;
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::Method;
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use std::any::Any;
+use std::sync::Arc;
+use std::time::Duration;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
+
+/// The whole service.
+pub(crate) fn build(app: Arc<App>) -> Router {
+    let router = Router::new()
+        .route("/v1/models", get(routes::models::list))
+        .route("/v1/models/{*id}", get(routes::models::one))
+        .route("/v1/chat/completions", post(routes::generation::chat))
+        .route("/v1/completions", post(routes::generation::completion))
+        .route("/tokenize", post(routes::tokenize::tokenize))
+        .route("/detokenize", post(routes::tokenize::detokenize))
+        .route("/health", get(routes::status::health))
+        .route("/ready", get(routes::status::ready))
+        .route("/metrics", get(routes::status::metrics))
+        .route("/version", get(routes::status::version))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .layer(from_fn_with_state(app.clone(), guard))
+        .layer(CatchPanicLayer::custom(panicked));
+    let router = match cors_layer(&app.config().cors) {
+        Some(cors) => router.layer(cors),
+        None => router,
+    };
+    router.layer(from_fn_with_state(app.clone(), observe)).with_state(app)
+}
+
+/// Lets only those who have a key through to the API, and nobody while the server drains.
+async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Result<Response, ApiError> {
+    if is_guarded(request.uri().path()) {
+        app.keys().check(request.headers())?;
+        if app.is_draining() {
+            return Err(ApiError::Draining);
+        }
+    }
+    Ok(next.run(request).await)
+}
+
+async fn no_route(request: Request) -> ApiError {
+    ApiError::RouteNotFound { method: request.method().clone(), path: request.uri().path().to_owned() }
+}
+
+async fn no_method(request: Request) -> ApiError {
+    ApiError::MethodNotAllowed { method: request.method().clone(), path: request.uri().path().to_owned() }
+}
+
+/// A handler panicked: a fault of ours that must not take the other requests with it.
+fn panicked(panic: Box<dyn Any + Send>) -> Response {
+    let message = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+    let message = message.or_else(|| panic.downcast_ref::<String>().cloned());
+    tracing::error!(message = message.as_deref().unwrap_or("no message"), "a handler panicked");
+    ApiError::Internal("the request could not be handled; the log has more".to_owned()).into_response()
+}
+
+fn cors_layer(cors: &Cors) -> Option<CorsLayer> {
+    let origins = match cors {
+        Cors::Off => return None,
+        Cors::AnyOrigin => AllowOrigin::any(),
+        Cors::Origins(origins) => AllowOrigin::list(origins.iter().cloned()),
+    };
+    let layer = CorsLayer::new()
+        .allow_origin(origins)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([REQUEST_ID])
+        .max_age(Duration::from_secs(600));
+    Some(layer)
+}

@@ -1,0 +1,138 @@
+//! `/v1/chat/completions` and `/v1/completions`.
+
+use super::with_body;
+use crate::app::{App, InFlight, unix_time};
+use crate::error::ApiError;
+use crate::generate::{
+    ChatFormat, CompletionFormat, Format, Generation, Job, PreparedPrompt, respond_streaming, respond_whole,
+};
+use crate::observe::Arrival;
+use crate::protocol::chat::ChatRequest;
+use crate::protocol::completion::{CompletionRequest, Echo, PromptInput};
+use crate::protocol::params::{Delivery, GenerationParams};
+use crate::protocol::response::Head;
+use crate::text::{PromptError, SpecialInOutput};
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::response::Response;
+use oxide_infer::TokenId;
+use std::sync::Arc;
+
+/// `POST /v1/chat/completions`.
+pub(crate) async fn chat(
+    State(app): State<Arc<App>>,
+    Extension(arrival): Extension<Arrival>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let job = with_body(&app, request, |app, body| {
+        let request = ChatRequest::parse(&body, app.bounds())?;
+        let place = app.admit()?;
+        app.check_model(request.model.as_deref())?;
+        Ok((prepare_chat(app, request)?, place))
+    });
+    let (job, place) = job.await?;
+    let format = ChatFormat { logprobs: job.logprobs.is_some() };
+    answer(app, arrival, job, place, format, "chatcmpl").await
+}
+
+/// `POST /v1/completions`.
+pub(crate) async fn completion(
+    State(app): State<Arc<App>>,
+    Extension(arrival): Extension<Arrival>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let job = with_body(&app, request, |app, body| {
+        let request = CompletionRequest::parse(&body, app.bounds())?;
+        let place = app.admit()?;
+        app.check_model(request.model.as_deref())?;
+        Ok((prepare_completion(app, request)?, place))
+    });
+    let (job, place) = job.await?;
+    let format = CompletionFormat { logprobs: job.logprobs.is_some() };
+    answer(app, arrival, job, place, format, "cmpl").await
+}
+
+async fn answer<F: Format>(
+    app: Arc<App>,
+    arrival: Arrival,
+    job: Job,
+    place: InFlight,
+    format: F,
+    id_prefix: &str,
+) -> Result<Response, ApiError> {
+    let delivery = job.params.delivery;
+    let head = Head {
+        id: format!("{id_prefix}-{}", arrival.id).into(),
+        object: match delivery {
+            Delivery::Whole => F::WHOLE,
+            Delivery::Stream(_) => F::CHUNK,
+        },
+        created: unix_time(),
+        model: app.model_name().clone(),
+    };
+    let keep_alive = app.config().limits.keep_alive;
+    let generation = Generation::start(app, job, arrival.at, place)?;
+    match delivery {
+        Delivery::Whole => respond_whole(generation, format, head).await,
+        Delivery::Stream(usage) => Ok(respond_streaming(generation, format, head, usage, keep_alive)),
+    }
+}
+
+fn prepare_chat(app: &App, request: ChatRequest) -> Result<Job, ApiError> {
+    let tokens = super::tokenize::chat_tokens(app, &request.chat)?;
+    let prompt = prepare_prompt(app, &request.params, tokens, None, "messages".to_owned())?;
+    Ok(Job {
+        prompts: vec![prompt],
+        params: request.params,
+        logprobs: request.logprobs,
+        prompt_logprobs: None,
+    })
+}
+
+fn prepare_completion(app: &App, request: CompletionRequest) -> Result<Job, ApiError> {
+    let several = request.prompts.len() > 1;
+    let mut prompts = Vec::with_capacity(request.prompts.len());
+    for (index, input) in request.prompts.into_iter().enumerate() {
+        let param = if several { format!("prompt[{index}]") } else { "prompt".to_owned() };
+        let (tokens, echo) = match input {
+            PromptInput::Text(text) => {
+                let tokens = app.text().encode(&text, request.add_special_tokens);
+                let tokens = tokens.map_err(|error| prompt_error(error, &param))?;
+                (tokens, (request.echo == Echo::Prompt).then_some(text))
+            }
+            PromptInput::Tokens(tokens) => {
+                let text =
+                    (request.echo == Echo::Prompt).then(|| app.text().decode(&tokens, SpecialInOutput::Keep));
+                (tokens, text)
+            }
+        };
+        prompts.push(prepare_prompt(app, &request.params, tokens, echo, param)?);
+    }
+    Ok(Job {
+        prompts,
+        params: request.params,
+        logprobs: request.logprobs,
+        prompt_logprobs: request.logprobs.filter(|_| request.echo == Echo::Prompt),
+    })
+}
+
+fn prepare_prompt(
+    app: &App,
+    params: &GenerationParams,
+    tokens: Vec<TokenId>,
+    echo: Option<String>,
+    param: String,
+) -> Result<PreparedPrompt, ApiError> {
+    let max_tokens = params.answer_room(tokens.len(), &param, app.bounds())?;
+    Ok(PreparedPrompt { tokens: tokens.into(), echo, max_tokens, param })
+}
+
+/// The error of a prompt that cannot be made; `param` is the field it came in.
+pub(super) fn prompt_error(error: PromptError, param: &str) -> ApiError {
+    let param = match &error {
+        PromptError::Message { index, .. } => format!("{param}[{index}]"),
+        PromptError::Continue(_) => "continue_final_message".to_owned(),
+        _ => param.to_owned(),
+    };
+    ApiError::InvalidValue { param, reason: format!("cannot be made a prompt: {error}") }
+}

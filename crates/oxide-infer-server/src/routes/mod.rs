@@ -1,0 +1,27 @@
+//! The handlers of all routes.
+
+pub(crate) mod generation;
+pub(crate) mod models;
+pub(crate) mod status;
+pub(crate) mod tokenize;
+
+use crate::app::App;
+use crate::body;
+use crate::error::ApiError;
+use axum::body::Bytes;
+use axum::extract::Request;
+use std::sync::Arc;
+
+/// Reads a request's body and works on it where long work does not hold up other requests.
+async fn with_body<T: Send + 'static>(
+    app: &Arc<App>,
+    request: Request,
+    work: impl FnOnce(&App, Bytes) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let (head, body) = request.into_parts();
+    let body = body::read_json(&head.headers, body, &app.config().limits).await?;
+    let app = app.clone();
+    let span = tracing::Span::current();
+    let worked = tokio::task::spawn_blocking(move || span.in_scope(|| work(&app, body))).await;
+    worked.unwrap_or_else(|error| Err(ApiError::Internal(error.to_string())))
+}

@@ -1,0 +1,4 @@
+//! The server's behaviour at its HTTP interface, over a scripted engine.
+
+mod chat;
+mod harness;
