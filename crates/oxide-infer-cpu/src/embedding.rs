@@ -1,9 +1,11 @@
-//! `embedding::gather`.
+//! `embedding::gather`, from a packed table and from any other.
 
 use crate::error::check_len;
-use crate::rows::SharedRows;
-use crate::{CpuError, PackedMatrix, TASK_ELEMENTS, Team};
-use oxide_infer::{DataError, FloatViewMut, TokenId};
+use crate::rows::{self, SharedRows};
+use crate::{CpuError, Operator, PackedMatrix, TASK_ELEMENTS, Team};
+use oxide_infer::embedding::gather::{Operands, Spec};
+use oxide_infer::quantization::dequantize;
+use oxide_infer::{Contract, DataError, FloatViewMut, OperandError, Spec as _, TokenId, Weight};
 
 /// Looks up rows of a packed table `[vocab_size, hidden_size]`: `output[t] = table[ids[t]]`, `[tokens, hidden_size]`.
 ///
@@ -34,4 +36,42 @@ pub fn gather(
         }
     });
     Ok(())
+}
+
+/// Lookups in a table as the contract describes it. An engine packs its table once and calls [`gather`].
+impl Operator for Spec {
+    type Operands<'a> = Operands<'a>;
+    type Prepared = ();
+    type Output = ();
+    type Error = OperandError;
+    const ALGORITHM: &'static str = "row_by_row";
+
+    fn prepare(&self) {}
+
+    fn run(&self, (): &(), team: &Team<'_>, mut operands: Operands<'_>) -> Result<(), OperandError> {
+        operands.check(self)?;
+        operands.check_indices().map_err(|error| OperandError::Data { contract: Contract::GATHER, error })?;
+        let hidden_size = self.config().hidden_size;
+        let output = SharedRows::new(&mut operands.output);
+        let (ids, table) = (operands.ids, operands.table);
+        team.run_ranges(ids.shape()[0], TASK_ELEMENTS.div_ceil(hidden_size), &|range| {
+            let mut buffer = Vec::new();
+            for row in range {
+                let id = ids.at([row]) as usize;
+                // SAFETY: every row is one task's.
+                unsafe {
+                    output.update([row, 0], hidden_size, |output| match &table {
+                        Weight::Dense(view) => {
+                            output.copy_from_slice(rows::read(view, [id, 0], hidden_size, &mut buffer));
+                        }
+                        Weight::Blocks(blocks) => {
+                            let read = dequantize(blocks.format(), blocks.row(id), output);
+                            debug_assert_eq!(read, Ok(()), "a BlockMatrix has whole rows");
+                        }
+                    });
+                }
+            }
+        });
+        Ok(())
+    }
 }

@@ -6,6 +6,7 @@
 //! acc`; then the bias is added, then what the output held. Nothing in that depends on the number of rows, on the other
 //! rows, on how the work is split, or on the instruction set, so neither do the bits.
 
+mod dense;
 mod kernel;
 
 use crate::disjoint::Disjoint;
@@ -13,6 +14,7 @@ use crate::error::check_len;
 use crate::packed::{PackedMatrix, Part, with_format};
 use crate::simd::Level;
 use crate::{CpuError, Team};
+pub(crate) use kernel::multiply;
 use kernel::{Block, ROWS};
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -40,6 +40,25 @@ pub(crate) fn silu<I: Isa>(x: I::F) -> I::F {
     I::div(I::mul(x, numerator), I::add(I::splat(1.0), e))
 }
 
+/// The hyperbolic tangent: an odd polynomial near zero (that of the Cephes library's `tanhf`), `1 − 2 / (exp(2x) + 1)`
+/// elsewhere.
+#[inline(always)]
+pub(crate) fn tanh<I: Isa>(x: I::F) -> I::F {
+    let (zero, one) = (I::splat(0.0), I::splat(1.0));
+    let negated = I::sub(zero, x);
+    let size = I::max(negated, x);
+    let square = I::mul(x, x);
+    let mut p = I::splat(-5.704_988_7e-3);
+    for coefficient in [2.063_909e-2, -5.373_971_6e-2, 1.333_144_2e-1, -3.333_328_3e-1] {
+        p = I::fma(p, square, I::splat(coefficient));
+    }
+    let near = I::fma(I::mul(p, square), x, x);
+    let e = exp::<I>(I::add(size, size));
+    let far = I::sub(one, I::div(I::splat(2.0), I::add(e, one)));
+    let far = I::select_less(x, zero, I::sub(zero, far), far);
+    I::select_less(size, I::splat(0.625), near, far)
+}
+
 /// Lanes `at..` of a slice; zeros past its end.
 #[inline(always)]
 pub(crate) fn load<I: Isa>(slice: &[f32], at: usize) -> I::F {
@@ -65,6 +84,18 @@ pub(crate) fn store<I: Isa>(value: I::F, slice: &mut [f32], at: usize) {
             slice.copy_from_slice(&lanes[..slice.len()]);
         }
     }
+}
+
+/// The greatest lane.
+#[inline(always)]
+pub(crate) fn maximum<I: Isa>(value: I::F) -> f32 {
+    let mut lanes = [0.0; LANES];
+    I::store(value, &mut lanes);
+    let mut greatest = lanes[0];
+    for lane in lanes {
+        greatest = if greatest > lane { greatest } else { lane };
+    }
+    greatest
 }
 
 /// The sum of all lanes, halves first.

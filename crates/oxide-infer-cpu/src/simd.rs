@@ -81,6 +81,9 @@ pub(crate) trait Isa {
     /// Widens little-endian bfloat16.
     fn widen_bf16(bytes: &[u8; 2 * LANES]) -> Self::F;
 
+    /// Transposes sixteen vectors that lie `stride` vectors apart.
+    fn transpose(from: &[[f32; LANES]], stride: usize, to: &mut [[f32; LANES]; LANES]);
+
     fn unsigned(bytes: &[u8; LANES]) -> Self::U;
     fn signed(bytes: &[u8; LANES]) -> Self::U;
     fn and(a: Self::U, mask: i32) -> Self::U;

@@ -5,8 +5,8 @@
 //! then yielding) until the step ends, and a region inside it costs one store and a few cache misses. Between steps the
 //! workers sleep and no core is kept busy.
 
-use crate::CpuError;
 use crate::simd::Level;
+use crate::{CpuError, TASK_ELEMENTS};
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
@@ -123,6 +123,11 @@ impl<'a> Team<'a> {
             return (0..tasks).for_each(task);
         }
         self.shared.run(tasks, task);
+    }
+
+    /// As [`Team::run`], but on the calling thread alone when the tasks pass over too few elements to be worth a region.
+    pub(crate) fn run_if_worth(&self, elements: usize, tasks: usize, task: &(dyn Fn(usize) + Sync)) {
+        if elements < TASK_ELEMENTS { (0..tasks).for_each(task) } else { self.run(tasks, task) }
     }
 
     /// Splits `0..items` into contiguous ranges and calls `task` with each: about four for every thread, so that a

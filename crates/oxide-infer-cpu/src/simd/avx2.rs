@@ -125,6 +125,23 @@ impl Isa for Avx2 {
     }
 
     #[inline(always)]
+    fn transpose(from: &[[f32; LANES]], stride: usize, to: &mut [[f32; LANES]; LANES]) {
+        // Four squares of 8 × 8.
+        for (row, column) in [(0, 0), (0, 8), (8, 0), (8, 8)] {
+            // SAFETY: see `Avx2`; eight lanes from 0 or 8 are inside sixteen.
+            unsafe {
+                let mut square = [_mm256_setzero_ps(); 8];
+                for i in 0..8 {
+                    square[i] = _mm256_loadu_ps(from[(row + i) * stride].as_ptr().add(column));
+                }
+                let square = transpose_8x8(square);
+                for i in 0..8 {
+                    _mm256_storeu_ps(to[column + i].as_mut_ptr().add(row), square[i]);
+                }
+            }
+        }
+    }
+    #[inline(always)]
     fn unsigned(bytes: &[u8; LANES]) -> Self::U {
         // SAFETY: see `Avx2`; 16 bytes are there.
         let packed = unsafe {
@@ -164,4 +181,28 @@ impl Isa for Avx2 {
     fn float(a: Self::U) -> Self::F {
         both!(_mm256_cvtepi32_ps(a))
     }
+}
+
+#[inline(always)]
+fn transpose_8x8(r: [__m256; 8]) -> [__m256; 8] {
+    let (mut pairs, mut fours, mut eights) = (r, r, r);
+    // SAFETY: see `Avx2`.
+    unsafe {
+        for i in 0..4 {
+            pairs[2 * i] = _mm256_unpacklo_ps(r[2 * i], r[2 * i + 1]);
+            pairs[2 * i + 1] = _mm256_unpackhi_ps(r[2 * i], r[2 * i + 1]);
+        }
+        for i in 0..2 {
+            for j in 0..2 {
+                let (a, b) = (pairs[4 * i + j], pairs[4 * i + j + 2]);
+                fours[4 * i + 2 * j] = _mm256_shuffle_ps::<0b01_00_01_00>(a, b);
+                fours[4 * i + 2 * j + 1] = _mm256_shuffle_ps::<0b11_10_11_10>(a, b);
+            }
+        }
+        for i in 0..4 {
+            eights[i] = _mm256_permute2f128_ps::<0x20>(fours[i], fours[i + 4]);
+            eights[i + 4] = _mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
+        }
+    }
+    eights
 }

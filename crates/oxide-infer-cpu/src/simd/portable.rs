@@ -101,6 +101,14 @@ impl Isa for Portable {
     }
 
     #[inline(always)]
+    fn transpose(from: &[[f32; LANES]], stride: usize, to: &mut [[f32; LANES]; LANES]) {
+        for lane in 0..LANES {
+            for (i, to) in to.iter_mut().enumerate() {
+                to[lane] = from[lane * stride][i];
+            }
+        }
+    }
+    #[inline(always)]
     fn unsigned(bytes: &[u8; LANES]) -> Self::U {
         bytes.map(i32::from)
     }
