@@ -38,6 +38,9 @@ const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 impl ChatInput {
     /// The variables of a rendering, with message content in the form that the template takes.
     pub(super) fn to_variables(&self, format: ContentFormat) -> Result<Map<String, Value>, PromptError> {
+        if self.messages.is_empty() {
+            return Err(PromptError::NoMessages);
+        }
         let mut messages = self.messages.clone();
         for (index, message) in messages.iter_mut().enumerate() {
             prepare(message, format).map_err(|reason| PromptError::Message { index, reason })?;
@@ -120,7 +123,7 @@ fn parse_arguments(call: &mut Value) {
 
 /// The text at the end of the last message.
 fn last_text(messages: &mut [Value]) -> Result<&mut String, PromptError> {
-    let message = messages.last_mut().ok_or(PromptError::Continue("there is none"))?;
+    let message = messages.last_mut().ok_or(PromptError::NoMessages)?;
     let text = match &mut message["content"] {
         Value::String(text) => Some(text),
         Value::Array(parts) => match parts.last_mut().map(|part| &mut part["text"]) {

@@ -71,6 +71,9 @@ pub enum PromptError {
     /// The model has no chat template and none was given.
     #[error("the model has no chat template: give one with --chat-template, or use /v1/completions")]
     NoChatTemplate,
+    /// A chat without messages.
+    #[error("messages must not be empty")]
+    NoMessages,
     /// A message is not what a chat template can take.
     #[error("messages[{index}]: {reason}")]
     Message {
@@ -116,6 +119,9 @@ pub enum TemplateError {
     /// The template ran too long.
     #[error("the chat template took more than {0} steps")]
     OutOfFuel(u64),
+    /// The template engine itself failed.
+    #[error("the chat template asks for something that the template engine cannot do with these messages")]
+    Engine,
     /// The template wrote too much.
     #[error("the chat template wrote more than {0} bytes")]
     OutputTooLarge(usize),

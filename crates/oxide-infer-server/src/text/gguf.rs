@@ -24,7 +24,8 @@ pub struct GgufTokenizerData<'a> {
     pub pre: Option<&'a str>,
     /// `tokenizer.ggml.tokens`, by id.
     pub tokens: Vec<&'a str>,
-    /// `tokenizer.ggml.token_type`, by id: see [`TokenType`]. Empty means all normal.
+    /// `tokenizer.ggml.token_type`, by id: 1 normal, 2 unknown, 3 control, 4 user defined, 5 unused, 6 byte. Empty means
+    /// all normal.
     pub token_types: Vec<i64>,
     /// `tokenizer.ggml.scores`, by id. Needed by `llama`.
     pub scores: Vec<f64>,

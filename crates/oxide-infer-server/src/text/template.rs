@@ -10,7 +10,7 @@ mod json;
 mod methods;
 mod python;
 
-use std::{error::Error as _, io};
+use std::{error::Error as _, io, panic::AssertUnwindSafe};
 
 use minijinja::{Environment, ErrorKind};
 use serde_json::{Map, Value};
@@ -21,7 +21,7 @@ use super::TemplateError;
 
 const NAME: &str = "chat";
 /// Template instructions in one rendering; a thousand messages take some hundred thousand.
-const FUEL: u64 = 20_000_000;
+const FUEL: u64 = 5_000_000;
 /// Bytes in one rendering: far more than any context window holds.
 const MAX_OUTPUT: usize = 64 << 20;
 /// Nesting of loops, conditions, macro calls. A published template needs about 20; the stack of a worker thread holds
@@ -48,8 +48,10 @@ impl ChatTemplate {
         env.set_formatter(python::format);
         env.set_unknown_method_callback(methods::call);
         functions::register(&mut env);
-        env.add_template_owned(NAME, without_generation_tags(source)).map_err(template_error)?;
-        let mut template = Self { env, source: source.into(), variables, format: ContentFormat::Text };
+        // Jinja reads every line end as a newline.
+        let source = source.replace("\r\n", "\n").replace('\r', "\n");
+        env.add_template_owned(NAME, without_generation_tags(&source)).map_err(template_error)?;
+        let mut template = Self { env, source, variables, format: ContentFormat::Text };
         template.format = content::detect(&template);
         Ok(template)
     }
@@ -70,11 +72,16 @@ impl ChatTemplate {
         context.extend(request.iter().map(|(name, value)| (name.clone(), value.clone())));
         let template = self.env.get_template(NAME).map_err(template_error)?;
         let mut output = Limited::default();
-        let result = template.render_captured_to(minijinja::Value::from_serialize(&context), &mut output);
+        // minijinja 2.24 panics on some operations, `[][::-1]` among them. Nothing outlives this call but the parsed
+        // template, which rendering does not change.
+        let result = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            let context = minijinja::Value::from_serialize(&context);
+            template.render_captured_to(context, &mut output).map(drop)
+        }));
         if output.is_full {
             return Err(TemplateError::OutputTooLarge(MAX_OUTPUT));
         }
-        result.map_err(template_error)?;
+        result.map_err(|_| TemplateError::Engine)?.map_err(template_error)?;
         // Written by `fmt::Write`, so it is UTF-8.
         Ok(String::from_utf8_lossy(&output.bytes).into_owned())
     }

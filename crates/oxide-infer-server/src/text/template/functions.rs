@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 
-use minijinja::{Environment, Error, ErrorKind, Value, value::Kwargs};
+use minijinja::{
+    Environment, Error, ErrorKind, Value,
+    value::{Kwargs, ValueKind},
+};
 use thiserror::Error;
 
 use super::{json, python};
@@ -17,6 +20,30 @@ pub(super) fn register(env: &mut Environment<'_>) {
     env.add_function("strftime_now", strftime_now);
     env.add_filter("tojson", tojson);
     env.add_filter("string", python::to_str);
+    env.add_test("iterable", |value: &Value| !is_single(value.kind()));
+    env.add_test("sequence", |value: &Value| !is_single(value.kind()));
+    env.add_test("number", |value: &Value| matches!(value.kind(), ValueKind::Bool | ValueKind::Number));
+    // These take any value in Jinja, and print it first.
+    env.add_filter("upper", |value: &Value| Ok(python::to_str(value)?.to_uppercase()));
+    env.add_filter("lower", |value: &Value| Ok(python::to_str(value)?.to_lowercase()));
+    env.add_filter("trim", trim);
+}
+
+fn trim(value: &Value, chars: Option<&str>) -> Result<String, Error> {
+    let text = python::to_str(value)?;
+    Ok(match chars {
+        None => text.trim(),
+        Some(chars) => text.trim_matches(|c| chars.contains(c)),
+    }
+    .to_owned())
+}
+
+/// What Jinja neither calls iterable nor a sequence. Strings, dictionaries and undefined values are both.
+fn is_single(kind: ValueKind) -> bool {
+    matches!(
+        kind,
+        ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Plain | ValueKind::Invalid
+    )
 }
 
 fn raise_exception(message: String) -> Result<Value, Error> {
