@@ -9,10 +9,12 @@
 //!
 //! let registry = Registry::embedded(Target::hopper())?;
 //! let request = Request::new("normalization.rms_norm", 1)
-//!     .property("element", "bf16")
-//!     .property("residual", "none")
-//!     .dimension("rows", 7)
-//!     .dimension("hidden", 1536);
+//!     .property("dtype", "bf16")
+//!     .property("weight_dtype", "bf16")
+//!     .property("residual", "absent")
+//!     .dimension("tokens", 7)
+//!     .dimension("heads", 1)
+//!     .dimension("hidden_size", 1536);
 //! let artifact = registry.select(&request)?;
 //! let launches = artifact.manifest().resolve(request.dimensions())?;
 //! assert_eq!(launches[0].grid, [7, 1, 1]);

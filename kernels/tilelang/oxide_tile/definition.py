@@ -60,6 +60,14 @@ class Tensor:
 
 
 @dataclass(frozen=True)
+class Condition:
+    """A domain of something computed from several dimensions."""
+
+    value: Expr
+    domain: Domain
+
+
+@dataclass(frozen=True)
 class Definition:
     """One kernel with one schedule."""
 
@@ -68,6 +76,7 @@ class Definition:
     properties: Mapping[str, str | int]
     dimensions: Mapping[str, Domain]
     operands: Mapping[str, Tensor]
+    conditions: tuple[Condition, ...] = ()
     attributes: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, int] = field(default_factory=dict)
     derived: Mapping[str, Expr] = field(default_factory=dict)
@@ -75,6 +84,3 @@ class Definition:
     accumulation: str = "f32"
     pass_configs: Mapping[str, object] = field(default_factory=dict)
     contract_version: int = 1
-
-
-STATUS = Tensor((1,), "read_write", "status", 4)

@@ -40,6 +40,9 @@ class Arithmetic:
     def __floordiv__(self, other: "Expr | int") -> "Expr":
         return binary("/", self, lift(other))
 
+    def __mod__(self, other: "Expr | int") -> "Expr":
+        return binary("%", self, lift(other))
+
 
 @dataclass(frozen=True)
 class Number(Arithmetic):

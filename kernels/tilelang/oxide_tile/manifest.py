@@ -44,6 +44,10 @@ def manifest(job: Job, profile: Profile, definition: Definition, lowered: Lowere
         "cubin": {"file": f"{job.name}.cubin.zst", "sha256": sources.sha256(cubin), "size": len(cubin)},
         "properties": dict(definition.properties),
         "dimensions": {name: domain_json(domain) for name, domain in dimensions.items()},
+        "conditions": [
+            {"value": text(condition.value), "domain": domain_json(condition.domain)}
+            for condition in definition.conditions
+        ],
         "attributes": dict(definition.attributes),
         "constants": dict(definition.constants),
         "operands": operands_json(definition, lowered),
@@ -99,9 +103,9 @@ def narrowed(job: Job, definition: Definition) -> dict[str, Domain]:
 
 def check_operands(definition: Definition, lowered: Lowered, dimensions: Mapping[str, Domain]) -> None:
     """Declared operands must be the lowered ones, and have as many elements at sampled dimensions."""
-    declared, found = set(definition.operands), {operand.name for operand in lowered.operands}
-    if declared != found:
-        raise ManifestError(f"operands {sorted(declared)} are declared, {sorted(found)} are lowered")
+    unknown = {operand.name for operand in lowered.operands} - set(definition.operands)
+    if unknown:
+        raise ManifestError(f"operand {sorted(unknown)[0]} is lowered and not declared")
     names = list(dimensions)
     points = itertools.islice(itertools.product(*(dimensions[name].samples() for name in names)), 200)
     for point in (dict(zip(names, values, strict=True)) for values in points):

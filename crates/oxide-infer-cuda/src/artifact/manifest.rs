@@ -49,6 +49,8 @@ pub struct Manifest {
     /// Dimensions of a request and the values they may take.
     #[serde(deserialize_with = "unique_map")]
     pub dimensions: BTreeMap<String, Domain>,
+    /// Domains of what is computed from several dimensions (a number of heads per key/value head).
+    pub conditions: Vec<Condition>,
     /// Numbers of the operator that are not dimensions (an epsilon), passed by value.
     #[serde(deserialize_with = "unique_map")]
     pub attributes: BTreeMap<String, Element>,
@@ -107,6 +109,16 @@ pub struct Cubin {
     pub size: usize,
 }
 
+/// A value computed from dimensions and the domain that it must be in.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Condition {
+    /// The value.
+    pub value: Expr,
+    /// Where it must be.
+    pub domain: Domain,
+}
+
 /// A dense, row-major region of device memory.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
@@ -124,6 +136,7 @@ pub struct Operand {
     /// The region's address is a multiple of this many bytes.
     pub alignment: u64,
     /// The operand whose region this one may also be, exactly; other overlaps are not admitted.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub same_as: Option<String>,
 }
 
@@ -138,6 +151,7 @@ pub struct Launch {
     /// Threads of a block along x, y and z.
     pub block: [u32; 3],
     /// Blocks of a cluster along x, y and z.
+    #[serde(deserialize_with = "Option::deserialize")]
     pub cluster: Option<[u32; 3]>,
     /// Bytes of dynamic shared memory.
     pub dynamic_shared_memory: u32,
@@ -347,13 +361,33 @@ impl Manifest {
         self.operands.iter().find(|operand| operand.name == name)
     }
 
-    /// The first dimension, by name, whose value is missing or outside its domain.
-    pub fn out_of_domain(&self, dimensions: &Dimensions) -> Option<(&str, Domain, Option<u64>)> {
-        self.dimensions.iter().find_map(|(name, domain)| {
+    /// Why dimensions are outside the artifact's domain, if they are. Dimensions it does not know are ignored.
+    pub fn out_of_domain(&self, dimensions: &Dimensions) -> Option<OutOfDomain> {
+        let single = self.dimensions.iter().find_map(|(name, domain)| {
             let value = dimensions.get(name).copied();
-            (!value.is_some_and(|value| domain.contains(value))).then_some((name.as_str(), *domain, value))
+            let outside = !value.is_some_and(|value| domain.contains(value));
+            outside.then(|| OutOfDomain { what: name.clone(), domain: *domain, value })
+        });
+        single.or_else(|| {
+            self.conditions.iter().find_map(|Condition { value: what, domain }| {
+                let value = what.eval(dimensions).ok();
+                let outside = !value.is_some_and(|value| domain.contains(value));
+                outside.then(|| OutOfDomain { what: what.to_string(), domain: *domain, value })
+            })
         })
     }
+}
+
+/// A dimension, or a value computed from dimensions, that an artifact does not admit.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{what} must be {domain}, got {}", value.map_or("nothing".to_owned(), |value| value.to_string()))]
+pub struct OutOfDomain {
+    /// Name of the dimension, or the expression.
+    pub what: String,
+    /// What the artifact admits.
+    pub domain: Domain,
+    /// What was given; nothing if the dimension is missing or the expression has no value.
+    pub value: Option<u64>,
 }
 
 pub use check::{CheckError as ManifestCheckError, MAX_CUBIN_SIZE};

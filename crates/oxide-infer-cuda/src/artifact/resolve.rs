@@ -1,7 +1,7 @@
 //! From a manifest and the values of its dimensions to the numbers that a launch passes to the driver.
 
 use super::expr::{Dimensions, EvalError};
-use super::manifest::{Domain, Element, Launch, Manifest, Operand, Parameter, TensorMap};
+use super::manifest::{Element, Launch, Manifest, Operand, OutOfDomain, Parameter, TensorMap};
 use thiserror::Error;
 
 /// Limits of CUDA's grid along x, y and z.
@@ -50,17 +50,13 @@ pub struct ResolvedTensorMap<'a> {
 /// Why dimensions give no launch.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum ResolveError {
-    /// A dimension is missing or outside its domain.
-    #[error("{artifact}: {dimension} is {}, must be {domain}", value.map_or("missing".to_owned(), |v| v.to_string()))]
+    /// A dimension is missing, or it or a condition is outside its domain.
+    #[error("{artifact}: {source}")]
     Domain {
         /// The artifact.
         artifact: String,
-        /// The dimension.
-        dimension: String,
-        /// Its value.
-        value: Option<u64>,
-        /// The values admitted.
-        domain: Domain,
+        /// What is outside.
+        source: OutOfDomain,
     },
     /// An expression has no value.
     #[error("{artifact}: {source}")]
@@ -125,12 +121,7 @@ impl Manifest {
     fn check_domains(&self, dimensions: &Dimensions) -> Result<(), ResolveError> {
         match self.out_of_domain(dimensions) {
             None => Ok(()),
-            Some((dimension, domain, value)) => Err(ResolveError::Domain {
-                artifact: self.name.clone(),
-                dimension: dimension.to_owned(),
-                value,
-                domain,
-            }),
+            Some(source) => Err(ResolveError::Domain { artifact: self.name.clone(), source }),
         }
     }
 }

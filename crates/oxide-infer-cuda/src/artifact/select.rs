@@ -1,7 +1,7 @@
 //! Choosing the one artifact for a request.
 
 use super::expr::Dimensions;
-use super::manifest::{Domain, Manifest, Property};
+use super::manifest::{Manifest, OutOfDomain, Property};
 use super::registry::{Artifact, Registry};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -118,17 +118,13 @@ pub enum Miss {
         /// The request's value.
         asked: Option<Property>,
     },
-    /// A dimension is missing or outside the artifact's domain.
-    #[error("{artifact} admits {dimension} {domain}, asked for {}", shown(.value.as_ref()))]
-    Dimension {
+    /// A dimension is missing, or it or a condition is outside the artifact's domain.
+    #[error("{artifact}: {source}")]
+    Domain {
         /// The artifact.
         artifact: String,
-        /// The dimension.
-        dimension: String,
-        /// The values that the artifact admits.
-        domain: Domain,
-        /// The request's value.
-        value: Option<u64>,
+        /// What is outside.
+        source: OutOfDomain,
     },
     /// The request states a dimension that the artifact does not know.
     #[error("{artifact} has no dimension {dimension}")]
@@ -211,8 +207,7 @@ impl Request {
         {
             return Some(Miss::UnknownDimension { artifact: artifact(), dimension: dimension.clone() });
         }
-        let (dimension, domain, value) = manifest.out_of_domain(&self.dimensions)?;
-        Some(Miss::Dimension { artifact: artifact(), dimension: dimension.to_owned(), domain, value })
+        manifest.out_of_domain(&self.dimensions).map(|source| Miss::Domain { artifact: artifact(), source })
     }
 }
 

@@ -37,9 +37,15 @@ pub enum DeviceStatus {
         /// Which sequence of the batch.
         sequence: u32,
     },
-    /// Code 5: a row of logits has no finite value to choose from.
-    #[error("row {row} of the logits has no finite value")]
-    NoFiniteLogit {
+    /// Code 5: every logit of a row is masked or minus infinity.
+    #[error("row {row} of the logits has no candidate")]
+    NoCandidate {
+        /// Which row.
+        row: u32,
+    },
+    /// Code 6: a logit is NaN or plus infinity.
+    #[error("row {row} of the logits has a NaN or an infinity")]
+    LogitNotANumber {
         /// Which row.
         row: u32,
     },
@@ -61,7 +67,8 @@ impl DeviceStatus {
             2 => Self::PositionOutOfRange { token: index },
             3 => Self::PageOutOfRange { sequence: index },
             4 => Self::LengthOutOfRange { sequence: index },
-            5 => Self::NoFiniteLogit { row: index },
+            5 => Self::NoCandidate { row: index },
+            6 => Self::LogitNotANumber { row: index },
             _ => Self::Unknown { word },
         })
     }

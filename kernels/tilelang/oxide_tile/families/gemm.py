@@ -1,22 +1,25 @@
-"""Dense matrix products `out[m, n] = x[m, k] . weight[n, k]^T` with fused epilogues: `gemm.dense`.
+"""Matrix products with fused epilogues: `gemm.dense` and `gemm.dense_swiglu`.
 
-`dense` tiles rows of `x` for prefill; `dense_small` swaps the operands, so that weights fill the 64 rows that tensor
-cores need and a handful of tokens costs no padding. m, n and k are symbolic. Every element of `out` is summed over k in
-ascending order by one block, whatever m is.
+`output[m, n] = input[m, k] . weight[n, k]^T`. `dense` tiles rows of `input` for prefill; `dense_small` swaps the
+operands, so that weights fill the 64 rows that tensor cores need and a handful of tokens costs no padding;
+`dense_split_k` cuts k on top of that. m, n and k are symbolic. Every element of `output` is summed over k in an order
+that does not depend on m.
 """
+
+from dataclasses import replace
 
 import tilelang.language as T
 
 from oxide_tile.definition import UNLIMITED, Definition, DefinitionError, Domain, Tensor
 from oxide_tile.expr import Name
-from oxide_tile.families.common import F32, TILE_ELEMENTS
+from oxide_tile.families.common import F32, TILE_DTYPES, vector_lanes
 
 EPILOGUES = ("none", "bias", "residual", "swiglu")
 
 
 def dense(
-    element: str,
-    out_element: str,
+    dtype: str,
+    output_dtype: str,
     epilogue: str,
     block_m: int,
     block_n: int,
@@ -27,22 +30,22 @@ def dense(
 ) -> Definition:
     """Tiles of block_m rows by block_n columns; `panel` tile columns are walked before the next tile row, for L2."""
     check_epilogue(epilogue)
-    tile, out_tile = TILE_ELEMENTS[element], TILE_ELEMENTS[out_element]
+    tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
     gated = epilogue == "swiglu"
     columns = block_n // 2 if gated else block_n
-    through_shared = out_element == element
+    through_shared = output_dtype == dtype
     m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
 
     @T.prim_func
     def function(
-        x: T.Tensor((m, k), tile),
+        input: T.Tensor((m, k), tile),
         weight: T.Tensor((n * 2 if gated else n, k), tile),
         bias: T.Tensor((n,), tile),
         residual: T.Tensor((m, n), tile),
-        out: T.Tensor((m, n), out_tile),
+        output: T.Tensor((m, n), out_tile),
     ):
         with T.Kernel(T.ceildiv(n, columns), T.ceildiv(m, block_m), threads=threads) as (column, row):
-            x_tile = T.alloc_shared((block_m, block_k), tile)
+            input_tile = T.alloc_shared((block_m, block_k), tile)
             weight_tile = T.alloc_shared((columns, block_k), tile)
             sum_ = T.alloc_fragment((block_m, columns), F32)
             T.use_swizzle(panel_size=panel, enable=panel > 0)
@@ -52,18 +55,18 @@ def dense(
                 up = T.alloc_fragment((block_m, columns), F32)
                 T.clear(up)
                 for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                    T.copy(x[row * block_m, step * block_k], x_tile)
+                    T.copy(input[row * block_m, step * block_k], input_tile)
                     T.copy(weight[column * columns, step * block_k], weight_tile)
                     T.copy(weight[n + column * columns, step * block_k], up_tile)
-                    T.gemm(x_tile, weight_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.gemm(x_tile, up_tile, up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(input_tile, weight_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(input_tile, up_tile, up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                 for i, j in T.Parallel(block_m, columns):
                     sum_[i, j] = silu(sum_[i, j]) * up[i, j]
             else:
                 for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                    T.copy(x[row * block_m, step * block_k], x_tile)
+                    T.copy(input[row * block_m, step * block_k], input_tile)
                     T.copy(weight[column * columns, step * block_k], weight_tile)
-                    T.gemm(x_tile, weight_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(input_tile, weight_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
             if epilogue == "bias":
                 for i, j in T.Parallel(block_m, columns):
                     if column * columns + j < n:
@@ -73,20 +76,20 @@ def dense(
                     if row * block_m + i < m and column * columns + j < n:
                         sum_[i, j] += T.cast(residual[row * block_m + i, column * columns + j], F32)
             if through_shared:
-                out_shared = T.alloc_shared((block_m, columns), out_tile)
-                T.copy(sum_, out_shared)
-                T.copy(out_shared, out[row * block_m, column * columns])
+                output_shared = T.alloc_shared((block_m, columns), out_tile)
+                T.copy(sum_, output_shared)
+                T.copy(output_shared, output[row * block_m, column * columns])
             else:
                 for i, j in T.Parallel(block_m, columns):
                     if row * block_m + i < m and column * columns + j < n:
-                        out[row * block_m + i, column * columns + j] = sum_[i, j]
+                        output[row * block_m + i, column * columns + j] = sum_[i, j]
 
-    return definition(function, element, out_element, epilogue)
+    return definition(function, dtype, output_dtype, epilogue)
 
 
 def dense_small(
-    element: str,
-    out_element: str,
+    dtype: str,
+    output_dtype: str,
     epilogue: str,
     block_m: int,
     block_n: int,
@@ -96,20 +99,20 @@ def dense_small(
 ) -> Definition:
     """Tiles of block_n weight rows by block_m tokens, for a number of tokens near block_m."""
     check_epilogue(epilogue)
-    tile, out_tile = TILE_ELEMENTS[element], TILE_ELEMENTS[out_element]
+    tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
     gated = epilogue == "swiglu"
     m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
 
     @T.prim_func
     def function(
-        x: T.Tensor((m, k), tile),
+        input: T.Tensor((m, k), tile),
         weight: T.Tensor((n * 2 if gated else n, k), tile),
         bias: T.Tensor((n,), tile),
         residual: T.Tensor((m, n), tile),
-        out: T.Tensor((m, n), out_tile),
+        output: T.Tensor((m, n), out_tile),
     ):
         with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (column, row):
-            x_tile = T.alloc_shared((block_m, block_k), tile)
+            input_tile = T.alloc_shared((block_m, block_k), tile)
             weight_tile = T.alloc_shared((block_n, block_k), tile)
             sum_ = T.alloc_fragment((block_n, block_m), F32)
             T.clear(sum_)
@@ -120,25 +123,92 @@ def dense_small(
                 for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
                     T.copy(weight[column * block_n, step * block_k], weight_tile)
                     T.copy(weight[n + column * block_n, step * block_k], up_tile)
-                    T.copy(x[row * block_m, step * block_k], x_tile)
-                    T.gemm(weight_tile, x_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.gemm(up_tile, x_tile, up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.copy(input[row * block_m, step * block_k], input_tile)
+                    T.gemm(weight_tile, input_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.gemm(up_tile, input_tile, up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
                 for i, j in T.Parallel(block_n, block_m):
                     sum_[i, j] = silu(sum_[i, j]) * up[i, j]
             else:
                 for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
                     T.copy(weight[column * block_n, step * block_k], weight_tile)
-                    T.copy(x[row * block_m, step * block_k], x_tile)
-                    T.gemm(weight_tile, x_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+                    T.copy(input[row * block_m, step * block_k], input_tile)
+                    T.gemm(weight_tile, input_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
             for i, j in T.Parallel(block_n, block_m):
                 if row * block_m + j < m and column * block_n + i < n:
                     if epilogue == "bias":
                         sum_[i, j] += T.cast(bias[column * block_n + i], F32)
                     if epilogue == "residual":
                         sum_[i, j] += T.cast(residual[row * block_m + j, column * block_n + i], F32)
-                    out[row * block_m + j, column * block_n + i] = T.cast(sum_[i, j], out_tile)
+                    output[row * block_m + j, column * block_n + i] = T.cast(sum_[i, j], out_tile)
 
-    return definition(function, element, out_element, epilogue)
+    return definition(function, dtype, output_dtype, epilogue)
+
+
+def dense_split_k(
+    dtype: str,
+    output_dtype: str,
+    epilogue: str,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    stages: int,
+    threads: int,
+    splits: int,
+) -> Definition:
+    """As `dense_small`, k cut into `splits` ranges for weights with too few rows to fill the device.
+
+    A second kernel adds the ranges' sums in their order. Where k is cut does not depend on m.
+    """
+    check_epilogue(epilogue)
+    if epilogue == "swiglu":
+        raise DefinitionError("a gate cannot be applied to parts of a sum")
+    tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
+    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+    columns = 128
+
+    @T.prim_func
+    def function(
+        input: T.Tensor((m, k), tile),
+        weight: T.Tensor((n, k), tile),
+        bias: T.Tensor((n,), tile),
+        residual: T.Tensor((m, n), tile),
+        partial: T.Tensor((splits, m, n), F32),
+        output: T.Tensor((m, n), out_tile),
+    ):
+        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), splits, threads=threads) as (column, row, part):
+            input_tile = T.alloc_shared((block_m, block_k), tile)
+            weight_tile = T.alloc_shared((block_n, block_k), tile)
+            sum_ = T.alloc_fragment((block_n, block_m), F32)
+            steps = T.ceildiv(k, block_k)
+            first = part * T.ceildiv(steps, splits)
+            count = T.max(T.min(T.ceildiv(steps, splits), steps - first), 0)
+            T.clear(sum_)
+            for step in T.Pipelined(count, num_stages=stages):
+                T.copy(weight[column * block_n, (first + step) * block_k], weight_tile)
+                T.copy(input[row * block_m, (first + step) * block_k], input_tile)
+                T.gemm(weight_tile, input_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            for i, j in T.Parallel(block_n, block_m):
+                if row * block_m + j < m and column * block_n + i < n:
+                    partial[part, row * block_m + j, column * block_n + i] = sum_[i, j]
+        with T.Kernel(T.ceildiv(n, columns), m, threads=columns) as (column, row):
+            at = column * columns + T.get_thread_binding()
+            total = T.alloc_var(F32, init=0.0)
+            T.pdl_sync()
+            if at < n:
+                for part in T.serial(splits):
+                    total += partial[part, row, at]
+                if epilogue == "bias":
+                    total += T.cast(bias[at], F32)
+                if epilogue == "residual":
+                    total += T.cast(residual[row, at], F32)
+                output[row, at] = T.cast(total, out_tile)
+
+    base = definition(function, dtype, output_dtype, epilogue)
+    return replace(
+        base,
+        operands={**base.operands, "partial": Tensor((splits, "m", "n"), "read_write", "workspace")},
+        constants={"splits": splits},
+    )
 
 
 def silu(gate):
@@ -152,26 +222,24 @@ def check_epilogue(epilogue: str) -> None:
         raise DefinitionError(f"epilogue {epilogue} is none of {', '.join(EPILOGUES)}")
 
 
-def definition(function: object, element: str, out_element: str, epilogue: str) -> Definition:
+def definition(function: object, dtype: str, output_dtype: str, epilogue: str) -> Definition:
     """What all schedules have in common. Tensor maps need rows that start at multiples of 16 bytes."""
-    more = {
-        "none": {},
-        "bias": {"bias": Tensor(("n",))},
-        "residual": {"residual": Tensor(("m", "n"))},
-        "swiglu": {},
-    }[epilogue]
-    aliases = "residual" if epilogue == "residual" else None
-    weight_rows = Name("n") * 2 if epilogue == "swiglu" else Name("n")
-    lanes = 8
+    properties = {"input": dtype, "weight": dtype, "output": output_dtype}
+    gated = epilogue == "swiglu"
+    if not gated:
+        properties["bias"] = dtype if epilogue == "bias" else "absent"
+        properties["residual"] = "present" if epilogue == "residual" else "absent"
+    lanes = vector_lanes(dtype)
     return Definition(
-        contract="gemm.dense",
+        contract="gemm.dense_swiglu" if gated else "gemm.dense",
         function=function,
-        properties={"element": element, "out_element": out_element, "epilogue": epilogue},
+        properties=properties,
         dimensions={"m": Domain(), "n": Domain(lanes, UNLIMITED // 2, lanes), "k": Domain(lanes, UNLIMITED, lanes)},
         operands={
-            "x": Tensor(("m", "k")),
-            "weight": Tensor((weight_rows, "k")),
-            **more,
-            "out": Tensor(("m", "n"), "write", same_as=aliases),
+            "input": Tensor(("m", "k")),
+            "weight": Tensor((Name("n") * 2 if gated else "n", "k")),
+            "bias": Tensor(("n",)),
+            "residual": Tensor(("m", "n")),
+            "output": Tensor(("m", "n"), "write", same_as="residual" if epilogue == "residual" else None),
         },
     )

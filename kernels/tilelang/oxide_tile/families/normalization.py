@@ -1,52 +1,53 @@
 """RMSNorm, alone and after a residual addition: `normalization.rms_norm`.
 
 One block a row. The row stays in registers between the sum of squares and the scaling, so device memory is read once;
-`hidden` is symbolic up to the schedule's capacity, in units of one 16-byte load so that loads stay vectorised.
+`hidden_size` is symbolic up to the schedule's capacity, in units of one 16-byte load so that loads stay vectorised.
 """
 
 import tilelang.language as T
 
 from oxide_tile.definition import Definition, Domain, Tensor
-from oxide_tile.families.common import F32, TILE_ELEMENTS, part, vector_lanes
+from oxide_tile.expr import Name
+from oxide_tile.families.common import F32, TILE_DTYPES, part, vector_lanes
 
 
-def rms_norm(element: str, threads: int, vectors: int) -> Definition:
-    """`out = x / sqrt(mean(x^2) + epsilon) * weight`, each row of `x` on its own."""
-    tile, lanes = TILE_ELEMENTS[element], vector_lanes(element)
+def rms_norm(dtype: str, threads: int, vectors: int) -> Definition:
+    """`output = input / sqrt(mean(input^2) + epsilon) * weight`, each row on its own."""
+    tile, lanes = TILE_DTYPES[dtype], vector_lanes(dtype)
     slots = threads * vectors
-    rows, hidden_vectors = T.dynamic("rows"), T.dynamic("hidden_vectors")
+    rows, vectors_of_row = T.dynamic("rows"), T.dynamic("vectors_of_row")
 
     @T.prim_func
     def function(
-        x: T.Tensor((rows, hidden_vectors, lanes), tile),
-        weight: T.Tensor((hidden_vectors, lanes), tile),
-        out: T.Tensor((rows, hidden_vectors, lanes), tile),
+        input: T.Tensor((rows, vectors_of_row, lanes), tile),
+        weight: T.Tensor((vectors_of_row, lanes), tile),
+        output: T.Tensor((rows, vectors_of_row, lanes), tile),
         epsilon: T.float32,
     ):
         with T.Kernel(rows, threads=threads) as row:
             value = T.alloc_fragment((slots, lanes), F32)
             for i, j in T.Parallel(slots, lanes):
-                value[i, j] = T.if_then_else(i < hidden_vectors, T.cast(x[row, i, j], F32), 0.0)
-            scale = inverse_rms(value, hidden_vectors * lanes, epsilon, slots, lanes)
+                value[i, j] = T.if_then_else(i < vectors_of_row, T.cast(input[row, i, j], F32), 0.0)
+            scale = inverse_rms(value, vectors_of_row * lanes, epsilon, slots, lanes)
             for i, j in T.Parallel(slots, lanes):
-                if i < hidden_vectors:
-                    out[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
+                if i < vectors_of_row:
+                    output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
 
-    return definition(function, element, "none", slots * lanes, {})
+    return definition(function, dtype, "absent", slots * lanes)
 
 
-def add_rms_norm(element: str, threads: int, vectors: int) -> Definition:
-    """`residual += x`, rounded to the element type; then `out` is the RMSNorm of the new `residual`."""
-    tile, lanes = TILE_ELEMENTS[element], vector_lanes(element)
+def add_rms_norm(dtype: str, threads: int, vectors: int) -> Definition:
+    """`residual += input`, rounded to the element type; `output` is the RMSNorm of the new `residual`."""
+    tile, lanes = TILE_DTYPES[dtype], vector_lanes(dtype)
     slots = threads * vectors
-    rows, hidden_vectors = T.dynamic("rows"), T.dynamic("hidden_vectors")
+    rows, vectors_of_row = T.dynamic("rows"), T.dynamic("vectors_of_row")
 
     @T.prim_func
     def function(
-        x: T.Tensor((rows, hidden_vectors, lanes), tile),
-        residual: T.Tensor((rows, hidden_vectors, lanes), tile),
-        weight: T.Tensor((hidden_vectors, lanes), tile),
-        out: T.Tensor((rows, hidden_vectors, lanes), tile),
+        input: T.Tensor((rows, vectors_of_row, lanes), tile),
+        residual: T.Tensor((rows, vectors_of_row, lanes), tile),
+        weight: T.Tensor((vectors_of_row, lanes), tile),
+        output: T.Tensor((rows, vectors_of_row, lanes), tile),
         epsilon: T.float32,
     ):
         with T.Kernel(rows, threads=threads) as row:
@@ -54,21 +55,21 @@ def add_rms_norm(element: str, threads: int, vectors: int) -> Definition:
             total = T.alloc_fragment((slots, lanes), tile)
             for i, j in T.Parallel(slots, lanes):
                 total[i, j] = T.if_then_else(
-                    i < hidden_vectors,
-                    T.cast(T.cast(x[row, i, j], F32) + T.cast(residual[row, i, j], F32), tile),
+                    i < vectors_of_row,
+                    T.cast(T.cast(input[row, i, j], F32) + T.cast(residual[row, i, j], F32), tile),
                     T.cast(0.0, tile),
                 )
             for i, j in T.Parallel(slots, lanes):
-                if i < hidden_vectors:
+                if i < vectors_of_row:
                     residual[row, i, j] = total[i, j]
             for i, j in T.Parallel(slots, lanes):
                 value[i, j] = T.cast(total[i, j], F32)
-            scale = inverse_rms(value, hidden_vectors * lanes, epsilon, slots, lanes)
+            scale = inverse_rms(value, vectors_of_row * lanes, epsilon, slots, lanes)
             for i, j in T.Parallel(slots, lanes):
-                if i < hidden_vectors:
-                    out[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
+                if i < vectors_of_row:
+                    output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
 
-    return definition(function, element, "add", slots * lanes, {"residual": Tensor(("rows", "hidden"), "read_write")})
+    return definition(function, dtype, "present", slots * lanes)
 
 
 @T.macro
@@ -85,20 +86,21 @@ def inverse_rms(value, count, epsilon, slots, lanes):
     return scale
 
 
-def definition(function: object, element: str, residual: str, capacity: int, more: dict[str, Tensor]) -> Definition:
-    """What both kernels have in common."""
-    lanes = vector_lanes(element)
+def definition(function: object, dtype: str, residual: str, capacity: int) -> Definition:
+    """What both kernels have in common. The contract's rows are the heads of tokens; a layer's norm has one head."""
+    lanes = vector_lanes(dtype)
+    rows = ("tokens", "heads", "hidden_size")
     return Definition(
         contract="normalization.rms_norm",
         function=function,
-        properties={"element": element, "residual": residual},
-        dimensions={"rows": Domain(), "hidden": Domain(lanes, capacity, lanes)},
+        properties={"dtype": dtype, "weight_dtype": dtype, "residual": residual},
+        dimensions={"tokens": Domain(), "heads": Domain(), "hidden_size": Domain(lanes, capacity, lanes)},
         operands={
-            "x": Tensor(("rows", "hidden")),
-            "weight": Tensor(("hidden",)),
-            "out": Tensor(("rows", "hidden"), "write"),
-            **more,
+            "input": Tensor(rows),
+            "weight": Tensor(("hidden_size",)),
+            "residual": Tensor(rows, "read_write"),
+            "output": Tensor(rows, "write"),
         },
         attributes={"epsilon": "f32"},
-        derived={"hidden_vectors": part("hidden", lanes)},
+        derived={"vectors_of_row": part("hidden_size", lanes), "rows": Name("tokens") * Name("heads")},
     )

@@ -1,6 +1,6 @@
 //! What a manifest's fields must satisfy together.
 
-use super::{Element, Launch, Manifest, Operand, Parameter, Swizzle, TensorMap};
+use super::{Domain, Element, Launch, Manifest, Operand, Parameter, Swizzle, TensorMap};
 use crate::artifact::expr::Expr;
 use std::collections::BTreeSet;
 use thiserror::Error;
@@ -26,8 +26,8 @@ pub enum CheckError {
     CubinSize { size: usize },
     #[error("contract version must be at least 1")]
     ContractVersion,
-    #[error("domain of {dimension} is empty: min {min}, max {max}, multiple of {multiple_of}")]
-    EmptyDomain { dimension: String, min: u64, max: u64, multiple_of: u64 },
+    #[error("domain of {what} is empty: min {min}, max {max}, multiple of {multiple_of}")]
+    EmptyDomain { what: String, min: u64, max: u64, multiple_of: u64 },
     #[error("{place}: expression {expr:?} names {name}, which is no dimension")]
     UnknownDimension { place: String, expr: String, name: String },
     #[error("operand {0} comes twice")]
@@ -77,18 +77,25 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), CheckError> {
     if manifest.contract_version == 0 {
         return Err(CheckError::ContractVersion);
     }
-    for (name, domain) in &manifest.dimensions {
-        let (min, max, multiple_of) = (domain.min, domain.max, domain.multiple_of);
-        let first = min.checked_next_multiple_of(multiple_of);
-        if multiple_of == 0 || min > max || first.is_none_or(|first| first > max) {
-            return Err(CheckError::EmptyDomain { dimension: name.clone(), min, max, multiple_of });
-        }
+    manifest.dimensions.iter().try_for_each(|(name, domain)| check_domain(name, domain))?;
+    for condition in &manifest.conditions {
+        check_domain(condition.value.as_str(), &condition.domain)?;
+        check_expr(manifest, "condition", &condition.value)?;
     }
     check_operands(manifest)?;
     if manifest.launches.is_empty() {
         return Err(CheckError::NoLaunch);
     }
     manifest.launches.iter().try_for_each(|launch| check_launch(manifest, launch))
+}
+
+fn check_domain(what: &str, domain: &Domain) -> Result<(), CheckError> {
+    let &Domain { min, max, multiple_of } = domain;
+    let first = min.checked_next_multiple_of(multiple_of);
+    if multiple_of == 0 || min > max || first.is_none_or(|first| first > max) {
+        return Err(CheckError::EmptyDomain { what: what.to_owned(), min, max, multiple_of });
+    }
+    Ok(())
 }
 
 fn check_names(manifest: &Manifest) -> Result<(), CheckError> {

@@ -1,0 +1,205 @@
+//! Launches of the embedded artifacts, against numbers worked by hand.
+
+use oxide_infer_cuda::artifact::manifest::{Determinism, Role};
+use oxide_infer_cuda::artifact::{
+    Artifact, Dimensions, Registry, ResolveError, ResolvedLaunch, ResolvedParameter, Target,
+};
+use proptest::prelude::*;
+use std::sync::{Arc, LazyLock};
+
+static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::embedded(Target::hopper()).unwrap());
+
+fn artifact(name: &str) -> &'static Arc<Artifact> {
+    REGISTRY.artifact(name).unwrap_or_else(|| panic!("no artifact {name}"))
+}
+
+fn dimensions(values: &[(&str, u64)]) -> Dimensions {
+    values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
+}
+
+fn resolve<'a>(artifact: &'a Artifact, values: &[(&str, u64)]) -> Vec<ResolvedLaunch<'a>> {
+    artifact.manifest().resolve(&dimensions(values)).unwrap()
+}
+
+fn bytes(artifact: &Artifact, operand: &str, values: &[(&str, u64)]) -> u64 {
+    let manifest = artifact.manifest();
+    manifest.operand_bytes(manifest.operand(operand).unwrap(), &dimensions(values)).unwrap()
+}
+
+const DECODE: &[(&str, u64)] = &[
+    ("batch", 5),
+    ("num_q_heads", 12),
+    ("num_kv_heads", 2),
+    ("head_dim", 128),
+    ("page_size", 64),
+    ("num_pages", 40),
+    ("max_pages", 8),
+    ("splits", 4),
+];
+
+#[test]
+fn a_norm_takes_one_block_a_row() {
+    let norm = artifact("rms_norm.bf16.loads_256");
+    let values = [("tokens", 7), ("heads", 3), ("hidden_size", 1536)];
+    let launches = resolve(norm, &values);
+    assert_eq!((launches.len(), launches[0].grid, launches[0].launch.block), (1, [21, 1, 1], [256, 1, 1]));
+    assert_eq!(bytes(norm, "input", &values), 7 * 3 * 1536 * 2);
+    let vectors = ResolvedParameter::Scalar(192u32.to_le_bytes().to_vec());
+    assert!(launches[0].parameters.contains(&vectors), "{:?}", launches[0].parameters);
+}
+
+#[test]
+fn a_matrix_product_is_tiled_and_its_operands_are_mapped() {
+    let product = artifact("dense.bf16.bf16.none.tile_128x256x64");
+    let launches = resolve(product, &[("m", 300), ("n", 1544), ("k", 4096)]);
+    assert_eq!((launches[0].grid, launches[0].launch.block), ([7, 3, 1], [384, 1, 1]));
+    let maps = launches[0].parameters.iter().filter_map(|parameter| match parameter {
+        ResolvedParameter::TensorMap(map) => Some((map.operand.name.as_str(), map)),
+        _ => None,
+    });
+    let maps: std::collections::BTreeMap<_, _> = maps.collect();
+    assert_eq!(
+        (&maps["weight"].dimensions[..], &maps["weight"].strides[..]),
+        (&[4096, 1544][..], &[8192][..])
+    );
+    assert_eq!(
+        (&maps["input"].dimensions[..], &maps["input"].map.box_[..]),
+        (&[4096, 300][..], &[64, 128][..])
+    );
+    assert_eq!(
+        (&maps["output"].dimensions[..], &maps["output"].strides[..]),
+        (&[1544, 300][..], &[3088][..])
+    );
+}
+
+#[test]
+fn a_gated_product_reads_gate_and_up_rows_of_one_weight() {
+    let gated = artifact("dense.bf16.bf16.swiglu.tile_128x256x64");
+    let values = [("m", 129), ("n", 8960), ("k", 1536)];
+    assert_eq!(resolve(gated, &values)[0].grid, [70, 2, 1]);
+    assert_eq!(bytes(gated, "weight", &values), 2 * 8960 * 1536 * 2);
+    assert_eq!(bytes(gated, "output", &values), 129 * 8960 * 2);
+}
+
+#[test]
+fn split_products_and_decodes_take_two_launches_and_workspace() {
+    let decode = artifact("paged_decode.bf16.128.split.rows64");
+    let launches = resolve(decode, DECODE);
+    assert_eq!(launches.iter().map(|launch| launch.grid).collect::<Vec<_>>(), [[2, 5, 4], [12, 5, 1]]);
+    assert_eq!(bytes(decode, "partial_output", DECODE), 5 * 12 * 4 * 128 * 4);
+    assert_eq!(decode.manifest().operand("partial_lse").unwrap().role, Role::Workspace);
+    assert_eq!(bytes(decode, "k_pages", DECODE), 40 * 2 * 64 * 128 * 2);
+}
+
+#[test]
+fn a_page_of_one_head_is_one_box() {
+    let decode = artifact("paged_decode.bf16.128.split.rows64");
+    let launches = resolve(decode, DECODE);
+    let map = launches[0].parameters.iter().find_map(|parameter| match parameter {
+        ResolvedParameter::TensorMap(map) if map.operand.name == "k_pages" => Some(map),
+        _ => None,
+    });
+    let map = map.unwrap();
+    assert_eq!(map.dimensions, [128, 64, 2, 40]);
+    assert_eq!(map.strides, [256, 64 * 256, 2 * 64 * 256]);
+    assert_eq!(map.map.box_, [64, 64, 1, 1]);
+}
+
+#[test]
+fn a_prefill_covers_the_longest_query_of_every_sequence() {
+    let prefill = artifact("paged_prefill.bf16.64.rows128");
+    let values = [
+        ("batch", 3),
+        ("tokens", 500),
+        ("max_query_len", 257),
+        ("num_q_heads", 14),
+        ("num_kv_heads", 2),
+        ("head_dim", 64),
+        ("page_size", 64),
+        ("num_pages", 40),
+        ("max_pages", 8),
+    ];
+    assert_eq!(resolve(prefill, &values)[0].grid, [3, 14, 3]);
+}
+
+#[test]
+fn a_packed_projection_holds_queries_keys_and_values() {
+    let append = artifact("rope_append.bf16.128.present.threads_128");
+    let values = [
+        ("tokens", 9),
+        ("batch", 4),
+        ("num_q_heads", 16),
+        ("num_kv_heads", 8),
+        ("head_dim", 128),
+        ("rotary_dim", 128),
+        ("page_size", 64),
+        ("num_pages", 40),
+        ("max_pages", 8),
+        ("max_positions", 1000),
+    ];
+    assert_eq!(resolve(append, &values)[0].grid, [9, 1, 1]);
+    assert_eq!(bytes(append, "qkv", &values), 9 * 32 * 128 * 2);
+    assert_eq!(bytes(append, "query_start", &values), 5 * 4);
+    assert_eq!(bytes(append, "rotations", &values), 1000 * 64 * 2 * 4);
+}
+
+#[test]
+fn a_vocabulary_is_cut_into_chunks() {
+    let argmax = artifact("argmax.chunk_4096");
+    let values = [("rows", 3), ("vocab_size", 151_936)];
+    let grids: Vec<_> = resolve(argmax, &values).iter().map(|launch| launch.grid).collect();
+    assert_eq!(grids, [[38, 3, 1], [3, 1, 1]]);
+    assert_eq!(bytes(argmax, "best_logits", &values), 3 * 38 * 4);
+}
+
+#[test]
+fn a_gather_takes_one_block_a_row() {
+    let values = [("tokens", 11), ("vocab_size", 49_152), ("hidden_size", 576)];
+    let gather = artifact("gather.bf16.threads_128");
+    assert_eq!(resolve(gather, &values)[0].grid, [11, 1, 1]);
+    assert_eq!(gather.manifest().operand("status").unwrap().role, Role::Status);
+}
+
+#[test]
+fn values_outside_domain_or_machine_are_refused() {
+    let product = artifact("dense.bf16.bf16.none.tile_128x256x64").manifest();
+    let error = product.resolve(&dimensions(&[("m", 1), ("n", 1541), ("k", 8)])).unwrap_err();
+    let expected = "dense.bf16.bf16.none.tile_128x256x64: n must be 8..=1073741823 in steps of 8, got 1541";
+    assert_eq!(error.to_string(), expected);
+    let rows = product.resolve(&dimensions(&[("m", 65_536 * 128), ("n", 8), ("k", 8)])).unwrap_err();
+    assert!(matches!(rows, ResolveError::Limit { value: 65_536, max: 65_535, .. }), "{rows}");
+    let absent = product.resolve(&dimensions(&[("m", 1), ("n", 8)])).unwrap_err();
+    assert!(matches!(absent, ResolveError::Domain { .. }));
+}
+
+#[test]
+fn no_result_depends_on_the_rest_of_the_batch() {
+    for artifact in REGISTRY.artifacts() {
+        let manifest = artifact.manifest();
+        assert_eq!(manifest.determinism, Determinism::BatchInvariant, "{}", manifest.name);
+    }
+}
+
+proptest! {
+    #[test]
+    fn any_dimensions_resolve_or_are_refused(
+        pick in any::<prop::sample::Index>(),
+        values in proptest::collection::vec(prop_oneof![0u64..300, any::<u64>(), any::<u32>().prop_map(u64::from)], 12),
+    ) {
+        let artifacts: Vec<_> = REGISTRY.artifacts().collect();
+        let manifest = artifacts[pick.index(artifacts.len())].manifest();
+        let inside = |(name, value): (&String, &u64)| {
+            let domain = manifest.dimensions[name];
+            let clamped = (*value).clamp(domain.min, domain.max);
+            (name.clone(), clamped / domain.multiple_of * domain.multiple_of)
+        };
+        let dimensions: Dimensions = manifest.dimensions.keys().zip(&values).map(inside).collect();
+        match manifest.resolve(&dimensions) {
+            Ok(launches) => prop_assert!(launches.iter().all(|launch| !launch.grid.contains(&0))),
+            Err(error) => prop_assert!(error.to_string().starts_with(&manifest.name)),
+        }
+        for operand in &manifest.operands {
+            let _ = manifest.operand_bytes(operand, &dimensions);
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Which artifact serves a request, and why none does.
+
+use crate::bundle::{Files, SPOILT, WHOLE};
+use oxide_infer_cuda::artifact::{Miss, Registry, RegistryError, Request, SelectError, Target};
+use serde_json::{Value, json};
+
+fn norm() -> Request {
+    Request::new("normalization.rms_norm", 1)
+        .property("dtype", "bf16")
+        .property("weight_dtype", "bf16")
+        .property("residual", "absent")
+        .dimension("tokens", 3)
+        .dimension("heads", 12)
+        .dimension("hidden_size", 128)
+}
+
+/// A registry where a second artifact, of algorithm `twin`, admits the same requests as the first, of `loads_32`.
+fn twins(rules: &[Value]) -> Result<Registry, RegistryError> {
+    Files::new()
+        .copy(WHOLE, SPOILT)
+        .edit_manifest(|manifest| manifest["algorithm"] = json!("twin"))
+        .edit_json("index.json", |index| index["selection"] = rules.into())
+        .verify()
+}
+
+fn rule(algorithm: &str, hidden_size: [u64; 2]) -> Value {
+    json!({
+        "contract": "normalization.rms_norm",
+        "properties": {"dtype": "bf16"},
+        "when": {"hidden_size": {"min": hidden_size[0], "max": hidden_size[1]}},
+        "algorithm": algorithm
+    })
+}
+
+#[test]
+fn the_only_artifact_that_admits_a_request_serves_it() {
+    let registry = Files::new().verify().unwrap();
+    assert_eq!(registry.select(&norm()).unwrap().manifest().name, WHOLE);
+}
+
+#[test]
+fn another_contract_or_version_has_no_artifact() {
+    let registry = Files::new().verify().unwrap();
+    for request in [Request::new("normalization.rms_norm", 2), Request::new("gemm.dense", 1)] {
+        assert!(matches!(registry.select(&request), Err(SelectError::NoContract { .. })));
+    }
+}
+
+#[test]
+fn every_property_must_be_equal_on_both_sides() {
+    let registry = Files::new().verify().unwrap();
+    for request in
+        [norm().property("dtype", "f16"), norm().property("surprise", "yes"), norm().property("residual", 1)]
+    {
+        match registry.select(&request) {
+            Err(SelectError::NotCovered { misses, .. }) => {
+                assert!(matches!(misses[..], [Miss::Property { .. }]), "{misses:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn every_dimension_must_be_known_and_in_its_domain() {
+    let registry = Files::new().verify().unwrap();
+    let misses = |request: &Request| match registry.select(request) {
+        Err(SelectError::NotCovered { misses, .. }) => misses,
+        other => panic!("{other:?}"),
+    };
+    for hidden_size in [0, 4, 264, 129] {
+        let message = misses(&norm().dimension("hidden_size", hidden_size))[0].to_string();
+        let expected = format!("{WHOLE}: hidden_size must be 8..=256 in steps of 8, got {hidden_size}");
+        assert_eq!(message, expected);
+    }
+    assert!(matches!(misses(&norm().dimension("splits", 2))[..], [Miss::UnknownDimension { .. }]));
+    let incomplete = Request::new("normalization.rms_norm", 1)
+        .property("dtype", "bf16")
+        .property("weight_dtype", "bf16")
+        .property("residual", "absent");
+    assert!(matches!(misses(&incomplete)[..], [Miss::Domain { .. }]));
+}
+
+#[test]
+fn conditions_over_several_dimensions_are_held() {
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let decode = registry.artifact(SPOILT).unwrap().manifest();
+    let dimensions = |num_q_heads: u64, num_kv_heads: u64| {
+        let heads = [("num_q_heads", num_q_heads), ("num_kv_heads", num_kv_heads)];
+        let rest = [
+            ("batch", 1),
+            ("head_dim", 64),
+            ("page_size", 64),
+            ("num_pages", 9),
+            ("max_pages", 9),
+            ("splits", 2),
+        ];
+        heads.iter().chain(&rest).map(|(name, value)| ((*name).to_owned(), *value)).collect()
+    };
+    assert_eq!(decode.out_of_domain(&dimensions(32, 2)), None);
+    let group = decode.out_of_domain(&dimensions(34, 2)).unwrap();
+    assert_eq!((group.what.as_str(), group.value), ("num_q_heads / num_kv_heads", Some(17)));
+    let remainder = decode.out_of_domain(&dimensions(33, 2)).unwrap();
+    assert_eq!((remainder.what.as_str(), remainder.value), ("num_q_heads % num_kv_heads", Some(1)));
+}
+
+#[test]
+fn of_several_artifacts_the_rule_that_matches_names_one() {
+    let registry = twins(&[rule("twin", [1, 127]), rule("loads_32", [128, 256])]).unwrap();
+    assert_eq!(registry.select(&norm()).unwrap().manifest().algorithm, "loads_32");
+    let smaller = norm().dimension("hidden_size", 64);
+    assert_eq!(registry.select(&smaller).unwrap().manifest().algorithm, "twin");
+}
+
+#[test]
+fn no_rule_and_two_rules_are_errors() {
+    match twins(&[rule("twin", [1, 127])]).unwrap().select(&norm()) {
+        Err(SelectError::NoRule { candidates, .. }) => assert_eq!(candidates, [SPOILT, WHOLE]),
+        other => panic!("{other:?}"),
+    }
+    match twins(&[rule("twin", [1, 128]), rule("loads_32", [128, 256])]).unwrap().select(&norm()) {
+        Err(SelectError::SeveralRules { algorithms, .. }) => assert_eq!(algorithms, ["twin", "loads_32"]),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_rule_must_name_an_algorithm_of_its_contract() {
+    let unknown = twins(&[rule("nobody", [1, 256])]);
+    assert!(matches!(unknown, Err(RegistryError::Rule { algorithm, .. }) if algorithm == "nobody"));
+}

@@ -1,0 +1,169 @@
+"""Correctness of artifacts: values, guards, status words, and which results have the same bits."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from device_check import inputs, shapes
+from device_check.artifact import Artifact
+from device_check.driver import Module
+from device_check.inputs import Case
+from device_check.memory import POISON, Regions
+from device_check.shapes import Shape
+
+# Norm of the error over the norm of the result: rounding to bf16 alone gives about 0.0017.
+TOLERANCES = {"bf16": 5e-3, "f16": 1e-3, "f32": 1e-3}
+FAR = 2**30
+
+
+def launch(module: Module, shape: Shape, case: Case) -> Regions:
+    """Run once, on fresh guarded memory."""
+    regions = Regions(module.artifact, shape, case.inputs)
+    module.bind(shape, regions.addresses(), case.attributes)(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    return regions
+
+
+def check_values(module: Module) -> list[dict[str, Any]]:
+    """Every shape of the matrix: one row each."""
+    rows = []
+    for shape in shapes.correctness(module.artifact):
+        torch.manual_seed(len(rows))
+        case = inputs.make(module.artifact, shape)
+        regions = launch(module, shape, case)
+        again = launch(module, shape, case)
+        faults = regions.faults() + differences(module.artifact, regions, case)
+        if regions.status():
+            faults.append(f"status word {regions.status():#010x}")
+        if not all(same_bits(regions.tensor(name), again.tensor(name)) for name in case.expected):
+            faults.append("two runs differ")
+        rows.append({"shape": shape, "faults": faults, "errors": errors(regions, case)})
+    return rows
+
+
+def differences(artifact: Artifact, regions: Regions, case: Case) -> list[str]:
+    """Outputs that are not as expected."""
+    faults = []
+    for name, expected in case.expected.items():
+        found = regions.tensor(name)
+        left_alone = case.untouched.get(name)
+        if left_alone is not None:
+            poison = torch.full_like(found.view(torch.uint8), POISON).view(found.dtype)
+            if not same_bits(found[left_alone], poison[left_alone]):
+                faults.append(f"{name}: written where it must not be")
+            found, expected = found[~left_alone], expected[~left_alone]
+        if name in case.exact:
+            if not torch.equal(found, expected.to(found.dtype)):
+                faults.append(f"{name}: not the expected bits")
+        elif not error(found, expected) <= TOLERANCES[artifact.operands[name]["element"]]:
+            faults.append(f"{name}: error {error(found, expected):.2e}")
+    return faults
+
+
+def errors(regions: Regions, case: Case) -> dict[str, float]:
+    """The error of every output that need not be exact."""
+    result = {}
+    for name, expected in case.expected.items():
+        if name not in case.exact:
+            kept = ~case.untouched[name] if name in case.untouched else slice(None)
+            result[name] = error(regions.tensor(name)[kept], expected[kept])
+    return result
+
+
+def error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm of the expected; NaN if any element is."""
+    norm = expected.double().norm().item()
+    return (found.double() - expected.double()).norm().item() / (norm or 1.0)
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Equality that tells NaNs apart too."""
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def check_status(module: Module) -> list[dict[str, Any]]:
+    """Bad input: the status word says what and where, and nothing is written outside the operands."""
+    rows = []
+    for name, spoil, codes in BAD_INPUTS.get(module.artifact.kernel, ()):
+        shape = list(shapes.correctness(module.artifact))[1]
+        case = inputs.make(module.artifact, shape)
+        index = spoil(case.inputs, shape)
+        regions = launch(module, shape, case)
+        word = regions.status()
+        faults = regions.faults()
+        if word >> 24 not in codes or 0xFF_FFFF - (word & 0xFF_FFFF) != index:
+            faults.append(f"status word {word:#010x}, expected one of codes {codes} at {index}")
+        rows.append({"bad": name, "faults": faults})
+    return rows
+
+
+def bad_token(tensors: Mapping[str, torch.Tensor], shape: Shape) -> int:
+    """A token past the vocabulary."""
+    tensors["ids"][2] = shape["vocab_size"]
+    return 2
+
+
+def bad_page(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A page past the pool in every entry of the second sequence."""
+    tensors["block_table"][1] = FAR
+    if "positions" in tensors:
+        return int(tensors["query_start"][1])
+    tensors["kv_len"][1] = 1 if "query_start" not in tensors else tensors["kv_len"][1].clamp(min=1)
+    return 1
+
+
+def bad_position(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A token before the beginning."""
+    tensors["positions"][3] = -1
+    return 3
+
+
+def bad_length(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A sequence longer than its row of the table."""
+    tensors["kv_len"][1] = FAR
+    return 1
+
+
+def bad_logit(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A NaN in one row."""
+    tensors["logits"][7, 11] = float("nan")
+    return 7
+
+
+def no_logit(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A row of minus infinities."""
+    tensors["logits"][9] = -float("inf")
+    return 9
+
+
+BAD_INPUTS = {
+    "embedding.gather": [("token past the vocabulary", bad_token, (1,))],
+    "kv_cache.rope_append": [
+        ("page outside the pool", bad_page, (3,)),
+        ("negative position", bad_position, (2, 4)),
+    ],
+    "paged_decode.paged_decode": [("page outside the pool", bad_page, (3,)), ("length", bad_length, (4,))],
+    "paged_prefill.paged_prefill": [("page outside the pool", bad_page, (3,)), ("length", bad_length, (4,))],
+    "sampling.argmax": [("NaN", bad_logit, (6,)), ("no candidate", no_logit, (5,))],
+}
+
+
+def compare_bits(modules: Mapping[str, Module]) -> dict[str, Any]:
+    """Per epilogue, schedule and m: the share of one row's elements that have the first schedule's bits."""
+    report: dict[str, Any] = {}
+    products = [m for m in modules.values() if m.artifact.kernel.startswith("gemm.")]
+    for module in products:
+        key = ".".join(str(v) for v in module.artifact.variant.values())
+        group = report.setdefault(key, {"rows": {}})
+        for m in (1, 16, 64):
+            shape = {"m": m, "n": 1536, "k": 8960}
+            torch.manual_seed(0)
+            case = inputs.make(module.artifact, {**shape, "m": 64})
+            case.inputs.update({k: v[:m] for k, v in case.inputs.items() if k in ("input", "residual")})
+            row = launch(module, shape, case).tensor("output")[0].clone()
+            first = group.setdefault("first", row)
+            group["rows"][f"{module.artifact.manifest['algorithm']} m={m}"] = (row == first).float().mean().item()
+    for group in report.values():
+        del group["first"]
+    return report

@@ -1,0 +1,227 @@
+"""Random operands for a shape, and what PyTorch makes of them in float32: the expected outputs."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from device_check.artifact import Artifact
+from device_check.memory import DTYPES
+from device_check.shapes import PAGE_SIZE, Shape
+
+EPSILON = 1e-6
+NAN = float("nan")
+
+
+@dataclass
+class Case:
+    """Operands of one launch and its expected outputs."""
+
+    inputs: dict[str, torch.Tensor]
+    expected: dict[str, torch.Tensor]
+    attributes: dict[str, float] = field(default_factory=dict)
+    # Elements of an output that the kernel must leave alone; elsewhere every element is compared.
+    untouched: dict[str, torch.Tensor] = field(default_factory=dict)
+    # Outputs that must have the expected bits.
+    exact: tuple[str, ...] = ()
+
+
+def make(artifact: Artifact, shape: Shape) -> Case:
+    """Draw operands for an artifact."""
+    return MAKERS[artifact.kernel](artifact, shape)
+
+
+def randn(*extents: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
+    """Normal numbers on the device."""
+    return (torch.randn(*extents, device="cuda") * scale).to(dtype)
+
+
+def randint(low: int, high: int, extents: tuple[int, ...]) -> torch.Tensor:
+    """Integers from `low` to below `high` on the device."""
+    return torch.randint(low, high, extents, device="cuda", dtype=torch.int32)
+
+
+def gather(artifact: Artifact, shape: Shape) -> Case:
+    """Rows of a table."""
+    table = randn(shape["vocab_size"], shape["hidden_size"])
+    ids = randint(0, shape["vocab_size"], (shape["tokens"],))
+    return Case({"ids": ids, "table": table}, {"output": table[ids.long()]}, exact=("output",))
+
+
+def norm(artifact: Artifact, shape: Shape) -> Case:
+    """Rows of different sizes, with a residual or without."""
+    dtype = DTYPES[artifact.variant["dtype"]]
+    rows = (shape["tokens"], shape["heads"], shape["hidden_size"])
+    inputs = {"input": randn(*rows, dtype=dtype, scale=3.0), "weight": randn(shape["hidden_size"], dtype=dtype)}
+    x, expected = inputs["input"].float(), {}
+    if "residual" in artifact.operands:
+        inputs["residual"] = randn(*rows, dtype=dtype, scale=0.5)
+        expected["residual"] = (x + inputs["residual"].float()).to(dtype)
+        x = expected["residual"].float()
+    expected["output"] = rms_norm(x, inputs["weight"])
+    return Case(inputs, expected, {"epsilon": EPSILON}, exact=("residual",) if "residual" in expected else ())
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The formula, in float32."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPSILON) * weight.float()
+
+
+def product(artifact: Artifact, shape: Shape) -> Case:
+    """A matrix product with the artifact's epilogue."""
+    epilogue = artifact.variant["epilogue"]
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    inputs = {"input": randn(m, k), "weight": randn(2 * n if epilogue == "swiglu" else n, k, scale=k**-0.5)}
+    out = inputs["input"].float() @ inputs["weight"].float().t()
+    if epilogue == "bias":
+        inputs["bias"] = randn(n)
+        out = out + inputs["bias"].float()
+    elif epilogue == "residual":
+        inputs["residual"] = randn(m, n)
+        out = out + inputs["residual"].float()
+    elif epilogue == "swiglu":
+        out = torch.nn.functional.silu(out[:, :n]) * out[:, n:]
+    return Case(inputs, {"output": out})
+
+
+def append(artifact: Artifact, shape: Shape) -> Case:
+    """Sequences of any number of new tokens, some of none, at positions that cross pages."""
+    heads, kv_heads, dim = shape["num_q_heads"], shape["num_kv_heads"], shape["head_dim"]
+    tokens, batch = shape["tokens"], shape["batch"]
+    query_start = starts(batch, tokens)
+    capacity = min(shape["max_pages"] * PAGE_SIZE, shape["max_positions"])
+    positions = torch.zeros(tokens, dtype=torch.int32)
+    sequence_of = torch.zeros(tokens, dtype=torch.long)
+    for b in range(batch):
+        first, end = int(query_start[b]), int(query_start[b + 1])
+        begin = int(torch.randint(0, capacity - (end - first) + 1, ()))
+        positions[first:end] = torch.arange(begin, begin + end - first)
+        sequence_of[first:end] = b
+    table = pages_of(batch, shape["max_pages"], shape["num_pages"])
+    angles = torch.rand(shape["max_positions"], dim // 2, device="cuda") * 6.28
+    inputs = {
+        "qkv": randn(tokens, heads + 2 * kv_heads, dim),
+        "positions": positions.cuda(),
+        "query_start": query_start.cuda(),
+        "block_table": table,
+        "rotations": torch.stack((angles.cos(), angles.sin()), -1),
+        "k_pages": randn(shape["num_pages"], kv_heads, PAGE_SIZE, dim),
+        "v_pages": randn(shape["num_pages"], kv_heads, PAGE_SIZE, dim),
+    }
+    q, k, v = inputs["qkv"].split((heads, kv_heads, kv_heads), 1)
+    attributes = {}
+    if artifact.variant["qk_norm"] == "present":
+        inputs["q_weight"], inputs["k_weight"], attributes = randn(dim), randn(dim), {"epsilon": EPSILON}
+        q, k = (rms_norm(x.float(), inputs[w]).bfloat16() for x, w in ((q, "q_weight"), (k, "k_weight")))
+    turn = inputs["rotations"][inputs["positions"].long()][:, None]
+    page = table[sequence_of.cuda(), inputs["positions"].long() // PAGE_SIZE].long()
+    slot = inputs["positions"].long() % PAGE_SIZE
+    k_pages, v_pages = inputs["k_pages"].clone(), inputs["v_pages"].clone()
+    k_pages[page, :, slot], v_pages[page, :, slot] = rotate(k, turn).bfloat16(), v
+    return Case(
+        {name: tensor for name, tensor in inputs.items() if name in artifact.operands},
+        {"q_out": rotate(q, turn), "k_pages": k_pages, "v_pages": v_pages},
+        attributes,
+        exact=("v_pages",),
+    )
+
+
+def rotate(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Turn the pairs (i, i + half) of each head."""
+    low, high = x.float().chunk(2, -1)
+    return torch.cat((low * turn[..., 0] - high * turn[..., 1], high * turn[..., 0] + low * turn[..., 1]), -1)
+
+
+def starts(batch: int, tokens: int) -> torch.Tensor:
+    """Where each sequence's tokens start, some sequences having none."""
+    cuts = torch.randint(0, tokens + 1, (batch - 1,)).sort().values if batch < tokens else torch.arange(1, batch)
+    return torch.cat((torch.tensor([0]), cuts, torch.tensor([tokens]))).int()
+
+
+def pages_of(batch: int, max_pages: int, num_pages: int) -> torch.Tensor:
+    """Distinct pages for every entry of a block table."""
+    return torch.randperm(num_pages)[: batch * max_pages].int().view(batch, max_pages).cuda()
+
+
+def decode(artifact: Artifact, shape: Shape) -> Case:
+    """Lengths from 0 to the table's capacity, one of them at a page boundary; unused slots are NaN."""
+    capacity = shape["max_pages"] * PAGE_SIZE
+    kv_len = torch.randint(1, capacity + 1, (shape["batch"],))
+    kv_len[0] = capacity
+    if shape["batch"] > 2:
+        kv_len[1], kv_len[2] = 0, PAGE_SIZE
+    inputs = cache(shape, kv_len)
+    inputs["q"] = randn(shape["batch"], shape["num_q_heads"], shape["head_dim"])
+    rows = [attend(inputs["q"][b : b + 1], inputs, b, int(kv_len[b])) for b in range(shape["batch"])]
+    return Case(inputs, {"output": torch.cat(rows)}, {"scale": shape["head_dim"] ** -0.5})
+
+
+def prefill(artifact: Artifact, shape: Shape) -> Case:
+    """Chunks of any length up to the bound, after any number of earlier keys; rows of no sequence stay as they were."""
+    batch, longest = shape["batch"], shape["max_query_len"]
+    capacity = shape["max_pages"] * PAGE_SIZE
+    query_len = torch.randint(0, min(longest, capacity) + 1, (batch,))
+    query_len[0] = min(longest, capacity)
+    kv_len = torch.stack([torch.randint(int(n), capacity + 1, ()) for n in query_len])
+    kv_len[0] = query_len[0]
+    query_start = torch.cat((torch.tensor([0]), query_len.cumsum(0)))
+    inputs = cache(shape, kv_len)
+    inputs["query_start"] = query_start.int().cuda()
+    inputs["q"] = randn(shape["tokens"], shape["num_q_heads"], shape["head_dim"])
+    output = torch.zeros(inputs["q"].shape, device="cuda")
+    for b in range(batch):
+        first, end = int(query_start[b]), int(query_start[b + 1])
+        output[first:end] = attend(inputs["q"][first:end], inputs, b, int(kv_len[b]))
+    untouched = torch.zeros(output.shape, dtype=torch.bool, device="cuda")
+    untouched[int(query_start[-1]) :] = True
+    return Case(inputs, {"output": output}, {"scale": shape["head_dim"] ** -0.5}, {"output": untouched})
+
+
+def cache(shape: Shape, kv_len: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Pools of pages whose slots hold numbers where a sequence has keys and NaN elsewhere."""
+    pool = (shape["num_pages"], shape["num_kv_heads"], PAGE_SIZE, shape["head_dim"])
+    pools = {name: torch.full(pool, NAN, dtype=torch.bfloat16, device="cuda") for name in ("k_pages", "v_pages")}
+    table = pages_of(shape["batch"], shape["max_pages"], shape["num_pages"])
+    for b, length in enumerate(kv_len.tolist()):
+        for entry in range(-(-length // PAGE_SIZE)):
+            used = min(length - entry * PAGE_SIZE, PAGE_SIZE)
+            for pages in pools.values():
+                pages[table[b, entry].long(), :, :used] = randn(shape["num_kv_heads"], used, shape["head_dim"])
+    return {**pools, "block_table": table, "kv_len": kv_len.int().cuda()}
+
+
+def attend(q: torch.Tensor, inputs: Mapping[str, torch.Tensor], sequence: int, length: int) -> torch.Tensor:
+    """Causal attention of the last rows of a sequence, `[rows, heads, dim]`, in float32."""
+    rows, heads, dim = q.shape
+    if length == 0:
+        return torch.zeros(q.shape, device="cuda")
+    entries = inputs["block_table"][sequence, : -(-length // PAGE_SIZE)].long()
+    k, v = (inputs[name][entries].transpose(0, 1).flatten(1, 2)[:, :length].float() for name in ("k_pages", "v_pages"))
+    k, v = (x.repeat_interleave(heads // k.shape[0], 0) for x in (k, v))
+    scores = q.float().transpose(0, 1) @ k.transpose(1, 2) * dim**-0.5
+    seen = torch.arange(length, device="cuda") <= torch.arange(length - rows, length, device="cuda")[:, None]
+    return (scores.masked_fill(~seen, -float("inf")).softmax(-1) @ v).transpose(0, 1)
+
+
+def choose(artifact: Artifact, shape: Shape) -> Case:
+    """Logits with ties for the first place, and some of minus infinity."""
+    logits = randn(shape["rows"], shape["vocab_size"], dtype=torch.float32)
+    logits[:, ::3] = -float("inf") if shape["vocab_size"] > 3 else 1.0
+    at = randint(0, shape["vocab_size"], (shape["rows"], 2)).long()
+    logits.scatter_(1, at, 9.0)
+    tokens = at.min(1).values.int()
+    return Case({"logits": logits}, {"tokens": tokens}, exact=("tokens",))
+
+
+MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
+    "embedding.gather": gather,
+    "normalization.rms_norm": norm,
+    "normalization.add_rms_norm": norm,
+    "gemm.dense": product,
+    "gemm.dense_small": product,
+    "gemm.dense_split_k": product,
+    "kv_cache.rope_append": append,
+    "paged_decode.paged_decode": decode,
+    "paged_prefill.paged_prefill": prefill,
+    "sampling.argmax": choose,
+}

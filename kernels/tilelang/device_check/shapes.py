@@ -1,0 +1,165 @@
+"""The shape matrix: which dimensions each kernel is checked and timed with. No GPU and no PyTorch here."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from device_check.artifact import Artifact
+
+Shape = dict[str, int]
+PAGE_SIZE = 64
+
+
+@dataclass(frozen=True)
+class Model:
+    """Sizes of a model's layers, for timing."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_q_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+
+    @property
+    def projections(self) -> Mapping[str, tuple[str, int, int]]:
+        """Matrix products of a layer: the epilogue, n and k."""
+        qkv = (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
+        return {
+            "qkv": ("bias", qkv, self.hidden_size),
+            "o": ("residual", self.hidden_size, self.num_q_heads * self.head_dim),
+            "gate_up": ("swiglu", self.intermediate_size, self.hidden_size),
+            "down": ("residual", self.hidden_size, self.intermediate_size),
+            "lm_head": ("none", self.vocab_size, self.hidden_size),
+        }
+
+
+QWEN_1_5B = Model("qwen2.5-1.5b", 1536, 8960, 12, 2, 128, 151_936)
+QWEN_7B = Model("qwen2.5-7b", 3584, 18_944, 28, 4, 128, 152_064)
+LLAMA_1B = Model("llama-3.2-1b", 2048, 8192, 32, 8, 64, 128_256)
+LLAMA_8B = Model("llama-3.1-8b", 4096, 14_336, 32, 8, 128, 128_256)
+
+
+def correctness(artifact: Artifact) -> Iterator[Shape]:
+    """Shapes to check an artifact with: odd sizes, page boundaries, one row and many."""
+    yield from {
+        "embedding.gather": gather,
+        "normalization.rms_norm": rows_of_norm,
+        "normalization.add_rms_norm": rows_of_norm,
+        "gemm.dense": products,
+        "gemm.dense_small": products,
+        "gemm.dense_split_k": products,
+        "kv_cache.rope_append": appends,
+        "paged_decode.paged_decode": decodes,
+        "paged_prefill.paged_prefill": prefills,
+        "sampling.argmax": choices,
+    }[artifact.kernel](artifact)
+
+
+def gather(_artifact: Artifact) -> Iterator[Shape]:
+    """Tokens of a batch, and hidden sizes around a block's width."""
+    for tokens, vocab_size, hidden_size in ((1, 7, 8), (5, 1000, 896), (256, 49_152, 576), (33, 3001, 8200)):
+        yield {"tokens": tokens, "vocab_size": vocab_size, "hidden_size": hidden_size}
+
+
+def rows_of_norm(artifact: Artifact) -> Iterator[Shape]:
+    """The smallest and the largest row of the domain, one inside, one and many rows."""
+    domain = artifact.manifest["dimensions"]["hidden_size"]
+    largest, step = domain["max"], domain["multiple_of"]
+    for tokens, heads, hidden_size in (
+        (1, 1, largest),
+        (37, 1, largest - step),
+        (3, 5, largest // 2 // step * step + step),
+        (256, 1, step),
+    ):
+        yield {"tokens": tokens, "heads": heads, "hidden_size": hidden_size}
+
+
+def products(artifact: Artifact) -> Iterator[Shape]:
+    """Rows around the tile, n and k that no tile divides, and a k of one step."""
+    tile = artifact.schedule["block_m"]
+    for m, n, k in (
+        (1, 1544, 1544),
+        (tile - 1, 2048, 1536),
+        (tile, 8, 8),
+        (tile + 1, 136, 4104),
+        (2 * tile + 3, 968, 72),
+    ):
+        yield {"m": m, "n": n, "k": k}
+
+
+def appends(artifact: Artifact) -> Iterator[Shape]:
+    """Decode batches and chunks; heads of several models."""
+    head_dim = artifact.variant["head_dim"]
+    for batch, tokens, num_q_heads, num_kv_heads in ((1, 1, 12, 2), (7, 7, 28, 4), (3, 201, 32, 8), (130, 300, 9, 3)):
+        yield {
+            "batch": batch,
+            "tokens": tokens,
+            "num_q_heads": num_q_heads,
+            "num_kv_heads": num_kv_heads,
+            "head_dim": head_dim,
+            "rotary_dim": head_dim,
+            "page_size": PAGE_SIZE,
+            "max_pages": 9,
+            "num_pages": batch * 9 + 3,
+            "max_positions": 700,
+        }
+
+
+def decodes(artifact: Artifact) -> Iterator[Shape]:
+    """Batches of 1 to 256 sequences; page boundaries come from the lengths that the check draws."""
+    head_dim = artifact.variant["head_dim"]
+    for batch, max_pages, num_q_heads, num_kv_heads, splits in (
+        (1, 3, 12, 2, 2),
+        (5, 15, 28, 4, 4),
+        (9, 8, 32, 8, 16),
+        (3, 70, 14, 2, 64),
+        (256, 4, 9, 3, 1),
+        (2, 5, 16, 1, 3),
+    ):
+        shape = attention(head_dim, batch, max_pages, num_q_heads, num_kv_heads)
+        yield {**shape, "splits": splits} if "splits" in artifact.manifest["dimensions"] else shape
+
+
+def prefills(artifact: Artifact) -> Iterator[Shape]:
+    """Ragged query lengths, drawn by the check, within `max_query_len`."""
+    head_dim = artifact.variant["head_dim"]
+    for batch, max_pages, num_q_heads, num_kv_heads, max_query_len in (
+        (1, 3, 12, 2, 130),
+        (4, 9, 28, 4, 300),
+        (7, 5, 32, 8, 65),
+        (3, 40, 14, 2, 1),
+        (2, 6, 9, 3, 384),
+    ):
+        shape = attention(head_dim, batch, max_pages, num_q_heads, num_kv_heads)
+        yield {**shape, "max_query_len": max_query_len, "tokens": batch * max_query_len}
+
+
+def attention(head_dim: int, batch: int, max_pages: int, num_q_heads: int, num_kv_heads: int) -> Shape:
+    """What both attention kernels have."""
+    return {
+        "batch": batch,
+        "max_pages": max_pages,
+        "num_pages": batch * max_pages + 5,
+        "num_q_heads": num_q_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "page_size": PAGE_SIZE,
+    }
+
+
+def choices(_artifact: Artifact) -> Iterator[Shape]:
+    """Vocabularies around a chunk and of real models."""
+    for rows, vocab_size in ((1, 151_936), (256, 49_152), (3, 4097), (5, 1), (2, 4096)):
+        yield {"rows": rows, "vocab_size": vocab_size}
+
+
+def dry_run(artifacts: list[Artifact]) -> int:
+    """Resolve every launch of every shape, as the checks will; the number of shapes."""
+    count = 0
+    for artifact in artifacts:
+        assert artifact.cubin[:4] == b"\x7fELF"
+        for shape in correctness(artifact):
+            artifact.check(shape)
+            count += 1
+    return count

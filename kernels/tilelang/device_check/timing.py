@@ -1,0 +1,246 @@
+"""Times of artifacts and of PyTorch on the same work: graph replays, with operands rotated past the L2 cache."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from device_check import inputs
+from device_check.driver import Module
+from device_check.memory import DTYPES, addresses_of, record
+from device_check.shapes import LLAMA_1B, LLAMA_8B, PAGE_SIZE, QWEN_1_5B, QWEN_7B, Model, Shape, attention
+
+# Bytes that one turn of the rotation must pass through; the L2 cache has 60 MB.
+ROTATION_BYTES = 160e6
+CALLS_PER_GRAPH = 12
+REPLAYS = 5
+PRODUCT_ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+
+
+class Deadline:
+    """The end of the time that timing may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.at = time.monotonic() + seconds
+
+    def passed(self) -> bool:
+        """Whether it is over."""
+        return time.monotonic() > self.at
+
+
+def microseconds(calls: Sequence[Callable[[], None]]) -> list[float]:
+    """Time of one call in several replays of a graph that makes the calls in turn."""
+    count = max(CALLS_PER_GRAPH, len(calls))
+    for call in calls[:2]:
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for index in range(count):
+            calls[index % len(calls)]()
+    graph.replay()
+    torch.cuda.synchronize()
+    samples = []
+    for _ in range(REPLAYS):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        samples.append(start.elapsed_time(end) * 1e3 / count)
+    return samples
+
+
+def time_artifact(
+    module: Module, shape: Shape, rotation: Sequence[Mapping[str, torch.Tensor]], attributes: Mapping[str, float]
+) -> dict[str, Any]:
+    """Microseconds of an artifact over sets of operands; operands that a set lacks are made once."""
+    made = {
+        name: torch.zeros(module.artifact.shape(name, shape), dtype=DTYPES[operand["element"]], device="cuda")
+        for name, operand in module.artifact.operands.items()
+        if name not in rotation[0]
+    }
+    runs = [module.bind(shape, addresses_of({**made, **tensors}), attributes) for tensors in rotation]
+    stream = lambda: torch.cuda.current_stream().cuda_stream  # noqa: E731
+    return record(microseconds([lambda run=run: run(stream()) for run in runs]))
+
+
+def all_times(
+    modules: Mapping[str, Module], deadline: Deadline, beat: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Every timing, the most telling first."""
+    for model in (QWEN_1_5B, QWEN_7B):
+        yield from products(modules, model, deadline, beat)
+    for model in (QWEN_1_5B, QWEN_7B, LLAMA_1B, LLAMA_8B):
+        yield from decodes(modules, model, deadline, beat)
+        yield from prefills(modules, model, deadline, beat)
+    yield from small_kernels(modules, deadline, beat)
+
+
+def by_kernel(modules: Mapping[str, Module], *kernels: str, **variant: object) -> list[Module]:
+    """Modules of some kernels and a variant."""
+    return [
+        module
+        for module in modules.values()
+        if module.artifact.kernel in kernels
+        and all(module.artifact.variant.get(name) == wanted for name, wanted in variant.items())
+    ]
+
+
+def fits(module: Module, m: int) -> bool:
+    """Whether a tile is worth trying for m rows."""
+    block_m = module.artifact.schedule["block_m"]
+    if module.artifact.kernel == "gemm.dense":
+        return m > 16 and (block_m <= 64 or m >= 128) and (block_m == 128 or m <= 1024)
+    return m <= 2 * block_m and (block_m <= 16 or 4 * m > block_m)
+
+
+def products(
+    modules: Mapping[str, Module], model: Model, deadline: Deadline, beat: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Matrix products of a layer and of the head, for batches of decode and chunks of prefill."""
+    for projection, (epilogue, n, k) in model.projections.items():
+        head = projection == "lm_head"
+        candidates = by_kernel(
+            modules,
+            "gemm.dense",
+            "gemm.dense_small",
+            "gemm.dense_split_k",
+            epilogue=epilogue,
+            output_dtype="f32" if head else "bf16",
+        )
+        weight_rows = 2 * n if epilogue == "swiglu" else n
+        sets = max(1, min(32, math.ceil(ROTATION_BYTES / (weight_rows * k * 2))))
+        weights = [inputs.randn(weight_rows, k, scale=0.02) for _ in range(sets)]
+        for m in PRODUCT_ROWS:
+            if deadline.passed() or (head and m > 256):
+                break
+            shape = {"m": m, "n": n, "k": k}
+            x, extra = inputs.randn(m, k), {"bias": inputs.randn(n), "residual": inputs.randn(m, n)}
+            out = torch.empty(m, weight_rows, dtype=torch.bfloat16, device="cuda")
+            row = {"what": "product", "model": model.name, "projection": projection, **shape, "ours": {}}
+            row["torch"] = record(microseconds([lambda w=w: torch.matmul(x, w.t(), out=out) for w in weights]))
+            for module in (module for module in candidates if fits(module, m)):
+                beat(module.artifact.name)
+                rotation = [{"input": x, "weight": w, **extra} for w in weights]
+                row["ours"][module.artifact.name] = time_artifact(module, shape, rotation, {})
+            yield row
+        del weights
+        torch.cuda.empty_cache()
+
+
+def decodes(
+    modules: Mapping[str, Module], model: Model, deadline: Deadline, beat: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Paged decode with several numbers of splits."""
+    for batch, length in ((1, 512), (1, 4096), (8, 1024), (32, 512), (64, 2048), (128, 1024), (256, 1024)):
+        if deadline.passed():
+            return
+        shape, rotation, dense = decode_operands(model, batch, length)
+        row = {"what": "decode", "model": model.name, "batch": batch, "kv_len": length, "ours": {}}
+        attributes = {"scale": model.head_dim**-0.5}
+        q, k, v = dense
+        row["torch"] = record(
+            microseconds([lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)])
+        )
+        for module in by_kernel(modules, "paged_decode.paged_decode", head_dim=model.head_dim):
+            beat(module.artifact.name)
+            choices = (2, 4, 8, 16, 32, 64) if module.artifact.variant["split"] == "split" else (1,)
+            blocks = batch * model.num_kv_heads
+            pages = shape["max_pages"]
+            for splits in (s for s in choices if s == 1 or (s <= pages and blocks * s <= 1500)):
+                wanted = {**shape, "splits": splits} if len(choices) > 1 else shape
+                name = f"{module.artifact.name} splits={splits}"
+                row["ours"][name] = time_artifact(module, wanted, rotation, attributes)
+        row["bytes"] = 2 * batch * length * model.num_kv_heads * model.head_dim * 2
+        yield row
+        torch.cuda.empty_cache()
+
+
+def decode_operands(
+    model: Model, batch: int, length: int
+) -> tuple[Shape, list[dict[str, torch.Tensor]], tuple[torch.Tensor, ...]]:
+    """Operands whose tables take turns through enough pages, and the same work for PyTorch, contiguous."""
+    pages = -(-length // PAGE_SIZE)
+    page_bytes = 2 * PAGE_SIZE * model.num_kv_heads * model.head_dim * 2
+    sets = max(1, min(16, math.ceil(ROTATION_BYTES / (batch * pages * page_bytes))))
+    shape = attention(model.head_dim, batch, pages, model.num_q_heads, model.num_kv_heads)
+    shape["num_pages"] = batch * pages * sets
+    pool = (shape["num_pages"], model.num_kv_heads, PAGE_SIZE, model.head_dim)
+    k_pages, v_pages = inputs.randn(*pool), inputs.randn(*pool)
+    tables = torch.randperm(shape["num_pages"]).int().view(sets, batch, pages).cuda()
+    kv_len = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+    q = inputs.randn(batch, model.num_q_heads, model.head_dim)
+    rotation = [
+        {"q": q, "k_pages": k_pages, "v_pages": v_pages, "block_table": table, "kv_len": kv_len} for table in tables
+    ]
+    kv = (inputs.randn(batch, model.num_kv_heads, length, model.head_dim) for _ in range(2))
+    return shape, rotation, (q[:, :, None], *kv)
+
+
+def prefills(
+    modules: Mapping[str, Module], model: Model, deadline: Deadline, beat: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Whole prompts, and one chunk after earlier keys."""
+    for batch, query_len, length in ((1, 512, 512), (1, 2048, 2048), (1, 4096, 4096), (8, 1024, 1024), (1, 512, 4096)):
+        if deadline.passed():
+            return
+        shape, rotation, (_, k, v) = decode_operands(model, batch, length)
+        tokens = batch * query_len
+        shape.update(tokens=tokens, max_query_len=query_len)
+        query_start = torch.arange(0, tokens + 1, query_len, dtype=torch.int32, device="cuda")
+        q = inputs.randn(tokens, model.num_q_heads, model.head_dim)
+        rotation = [{**tensors, "q": q, "query_start": query_start} for tensors in rotation]
+        operations = 4 * model.num_q_heads * model.head_dim * batch * query_len * (length - query_len / 2)
+        row = {"what": "prefill", "model": model.name, "batch": batch, "query_len": query_len, "kv_len": length}
+        row.update(ours={}, operations=operations)
+        if query_len == length:
+            dense = q.view(batch, query_len, model.num_q_heads, model.head_dim).transpose(1, 2).contiguous()
+            sdpa = torch.nn.functional.scaled_dot_product_attention
+            row["torch"] = record(microseconds([lambda: sdpa(dense, k, v, is_causal=True, enable_gqa=True)]))
+        for module in by_kernel(modules, "paged_prefill.paged_prefill", head_dim=model.head_dim):
+            beat(module.artifact.name)
+            attributes = {"scale": model.head_dim**-0.5}
+            row["ours"][module.artifact.name] = time_artifact(module, shape, rotation, attributes)
+        yield row
+        torch.cuda.empty_cache()
+
+
+def small_kernels(
+    modules: Mapping[str, Module], deadline: Deadline, beat: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """Norms, gathers, appends and the choice of tokens, at batch sizes of decode and prefill."""
+    model = QWEN_1_5B
+    for m in (1, 16, 64, 256, 4096):
+        append = {
+            "batch": 1 if m > 256 else m,
+            "tokens": m,
+            "num_q_heads": model.num_q_heads,
+            "num_kv_heads": model.num_kv_heads,
+            "head_dim": model.head_dim,
+            "rotary_dim": model.head_dim,
+            "page_size": PAGE_SIZE,
+            "max_pages": 80,
+            "num_pages": 80 * (1 if m > 256 else m),
+            "max_positions": 80 * PAGE_SIZE,
+        }
+        shapes = {
+            "embedding.gather": {"tokens": m, "vocab_size": model.vocab_size, "hidden_size": model.hidden_size},
+            "normalization.rms_norm": {"tokens": m, "heads": 1, "hidden_size": model.hidden_size},
+            "normalization.add_rms_norm": {"tokens": m, "heads": 1, "hidden_size": model.hidden_size},
+            "kv_cache.rope_append": append,
+            **({"sampling.argmax": {"rows": m, "vocab_size": model.vocab_size}} if m <= 256 else {}),
+        }
+        for kernel, shape in shapes.items():
+            for module in by_kernel(modules, kernel):
+                dtype, head_dim = module.artifact.variant.get("dtype", "bf16"), module.artifact.variant.get("head_dim")
+                domain = module.artifact.manifest["dimensions"].get("hidden_size", {"min": 0, "max": 2**31})
+                inside = domain["min"] <= shape.get("hidden_size", 0) <= domain["max"] or "hidden_size" not in shape
+                if deadline.passed() or dtype != "bf16" or head_dim not in (None, model.head_dim) or not inside:
+                    continue
+                beat(module.artifact.name)
+                case = inputs.make(module.artifact, shape)
+                times = time_artifact(module, shape, [case.inputs], case.attributes)
+                yield {"what": kernel, "m": m, "ours": {module.artifact.name: times}}

@@ -1,0 +1,45 @@
+"""Rows of a table by index: `embedding.gather`. One block a row, 16 bytes a thread at a time."""
+
+import tilelang.language as T
+
+from oxide_tile.definition import UNLIMITED, Definition, Domain, Tensor
+from oxide_tile.families.common import I32, INDEX_OUT_OF_RANGE, STATUS, TILE_DTYPES, U32, part, report, vector_lanes
+
+
+def gather(dtype: str, threads: int) -> Definition:
+    """`output[t] = table[ids[t]]`; a row whose index is outside the table becomes zeros and is reported."""
+    tile, lanes = TILE_DTYPES[dtype], vector_lanes(dtype)
+    tokens, vocab_size, row_vectors = T.dynamic("tokens"), T.dynamic("vocab_size"), T.dynamic("row_vectors")
+
+    @T.prim_func
+    def function(
+        ids: T.Tensor((tokens,), U32),
+        table: T.Tensor((vocab_size, row_vectors, lanes), tile),
+        output: T.Tensor((tokens, row_vectors, lanes), tile),
+        status: T.Tensor((1,), I32),
+    ):
+        with T.Kernel(tokens, threads=threads) as token:
+            thread = T.get_thread_binding()
+            known = ids[token] < T.cast(vocab_size, U32)
+            row = T.if_then_else(known, T.cast(ids[token], I32), 0)
+            if thread == 0 and not known:
+                report(status, INDEX_OUT_OF_RANGE, token)
+            for step in T.serial(T.ceildiv(row_vectors, threads)):
+                i = step * threads + thread
+                if i < row_vectors:
+                    for j in T.vectorized(lanes):
+                        output[token, i, j] = T.if_then_else(known, table[row, i, j], T.cast(0, tile))
+
+    return Definition(
+        contract="embedding.gather",
+        function=function,
+        properties={"table": dtype, "output": dtype},
+        dimensions={"tokens": Domain(), "vocab_size": Domain(), "hidden_size": Domain(lanes, UNLIMITED, lanes)},
+        operands={
+            "ids": Tensor(("tokens",), alignment=4),
+            "table": Tensor(("vocab_size", "hidden_size")),
+            "output": Tensor(("tokens", "hidden_size"), "write"),
+            "status": STATUS,
+        },
+        derived={"row_vectors": part("hidden_size", lanes)},
+    )

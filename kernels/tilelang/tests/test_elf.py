@@ -1,0 +1,23 @@
+import pytest
+import zstandard
+
+from oxide_tile import elf, sources
+
+ARTIFACTS = sources.ROOT.parent.parent / "crates/oxide-infer-cuda/artifacts/sm_90a"
+
+
+def test_a_cubin_tells_its_kernels_and_their_parameters():
+    name = "paged_decode.bf16.128.split.rows64"
+    cubin = zstandard.ZstdDecompressor().decompress((ARTIFACTS / f"{name}.cubin.zst").read_bytes())
+    entries = elf.entries(cubin)
+    symbol = name.replace(".", "_")
+    assert set(entries) == {f"{symbol}_kernel", f"{symbol}_kernel_1"}
+    attend = entries[f"{symbol}_kernel"]
+    assert attend.parameter_sizes.count(128) == 2
+    assert attend.registers <= 128
+    assert attend.stack_bytes == 0
+
+
+def test_other_files_are_refused():
+    with pytest.raises(ValueError, match="not a 64-bit"):
+        elf.entries(b"#!/bin/sh\n")
