@@ -55,8 +55,7 @@ struct Tile {
 impl Call<'_> {
     fn run(&self, team: &Team<'_>, sequences: impl Iterator<Item = Sequence>) {
         let tiles = self.tiles(sequences);
-        let splits = |tile: &Tile| self.positions(tile).len().div_ceil(SPLIT).max(1);
-        let longest = tiles.iter().map(splits).max().unwrap_or(1);
+        let longest = tiles.iter().map(|tile| self.splits(tile).count()).max().unwrap_or(0);
         if longest > 1 && team.threads() > 1 && tiles.len() < 4 * team.threads() {
             return self.run_split(team, &tiles, longest);
         }
@@ -356,3 +355,6 @@ impl Operator for single_decode::Spec {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;
