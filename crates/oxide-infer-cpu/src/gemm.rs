@@ -15,7 +15,7 @@ use crate::packed::{PackedMatrix, Part, with_format};
 use crate::simd::Level;
 use crate::{CpuError, Team};
 pub(crate) use kernel::multiply;
-use kernel::{Block, ROWS};
+use kernel::{Block, Buffers, Multiply, ROWS};
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -87,8 +87,11 @@ impl Product<'_> {
             if !inside.is_empty() {
                 let panels = inside.start - first..inside.end - first;
                 let rows = rows.clone();
-                with_format!(part.format, F => {
-                    level.run(Block::<F> { product: self, part, rows, panels, format: PhantomData });
+                Buffers::with(|buffers| {
+                    with_format!(part.format, F => {
+                        let block = Block::<F> { product: self, part, rows, panels, format: PhantomData };
+                        level.run(Multiply { block, buffers });
+                    });
                 });
             }
             first += count;

@@ -84,10 +84,8 @@ impl PackedMatrix {
         let mut panels = vec![0; rows.div_ceil(LANES) * stride];
         if row_bytes > 0 {
             let sources = bytes.chunks(LANES * row_bytes);
-            for (panel, source) in panels.chunks_exact_mut(stride).zip(sources) {
-                for (lane, row) in source.chunks_exact(row_bytes).enumerate() {
-                    codes::write_row(format, row, lane, panel);
-                }
+            for (panel, rows) in panels.chunks_exact_mut(stride).zip(sources) {
+                codes::write_panel(format, rows, row_bytes, panel);
             }
         }
         self.parts.push(Part { format, first_row: self.rows, rows, stride, panels });

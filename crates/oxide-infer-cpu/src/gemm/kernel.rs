@@ -5,6 +5,7 @@ use super::{Product, Update};
 use crate::packed::Part;
 use crate::packed::format::{Format, UNIT};
 use crate::simd::{Isa, Kernel, LANES};
+use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::ops::Range;
 
@@ -17,6 +18,26 @@ const TILE: usize = 6;
 /// Columns of a panel that are widened at a time: 16 KiB, half of an L1 cache.
 const CHUNK: usize = 8 * UNIT;
 
+type Lanes = [f32; LANES];
+
+/// What a thread keeps from block to block.
+pub(super) struct Buffers {
+    /// Widened columns of a panel.
+    weights: Box<[Lanes; CHUNK]>,
+    /// The sums of a panel's columns, a row each.
+    sums: Box<[Lanes; ROWS]>,
+}
+
+impl Buffers {
+    pub(super) fn with<T>(body: impl FnOnce(&mut Self) -> T) -> T {
+        thread_local!(static BUFFERS: RefCell<Buffers> = RefCell::new(Buffers {
+            weights: Box::new([[0.0; LANES]; CHUNK]),
+            sums: Box::new([[0.0; LANES]; ROWS]),
+        }));
+        BUFFERS.with_borrow_mut(body)
+    }
+}
+
 /// A block of a product: some rows of the input with some panels of one part of the weight.
 pub(super) struct Block<'a, F> {
     pub(super) product: &'a Product<'a>,
@@ -27,17 +48,24 @@ pub(super) struct Block<'a, F> {
     pub(super) format: PhantomData<F>,
 }
 
-impl<F: Format> Kernel for Block<'_, F> {
+/// The product of a block, with the buffers that it may use.
+pub(super) struct Multiply<'a, F> {
+    pub(super) block: Block<'a, F>,
+    pub(super) buffers: &'a mut Buffers,
+}
+
+impl<F: Format> Kernel for Multiply<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self) {
-        match self.rows.len() {
-            1 => self.one_row::<I>(),
-            2 => self.few_rows::<I, 2>(),
-            3 => self.few_rows::<I, 3>(),
-            4 => self.few_rows::<I, 4>(),
-            _ => self.many_rows::<I>(),
+        let Self { block, buffers } = self;
+        match block.rows.len() {
+            1 => block.one_row::<I>(),
+            2 => block.few_rows::<I, 2>(),
+            3 => block.few_rows::<I, 3>(),
+            4 => block.few_rows::<I, 4>(),
+            _ => block.many_rows::<I>(&mut buffers.weights, &mut buffers.sums),
         }
     }
 }
@@ -105,9 +133,7 @@ impl<F: Format> Block<'_, F> {
     }
 
     #[inline(always)]
-    fn many_rows<I: Isa>(&self) {
-        let mut weights = [[0.0; LANES]; CHUNK];
-        let mut sums = [[0.0; LANES]; ROWS];
+    fn many_rows<I: Isa>(&self, weights: &mut [Lanes; CHUNK], sums: &mut [Lanes; ROWS]) {
         let k = self.product.k;
         for panel in self.panels.clone() {
             sums[..self.rows.len()].fill([0.0; LANES]);
@@ -126,7 +152,7 @@ impl<F: Format> Block<'_, F> {
                     }
                 }
             }
-            for (row, sums) in self.rows.clone().zip(&sums) {
+            for (row, sums) in self.rows.clone().zip(sums.iter()) {
                 self.finish::<I>(row, panel, I::load(sums));
             }
         }
@@ -157,7 +183,7 @@ impl<F: Format> Block<'_, F> {
 
 /// Columns `start..` of a panel, a whole number of units from its start, as numbers.
 #[inline(always)]
-fn widen<I: Isa, F: Format>(panel: &[u8], start: usize, weights: &mut [[f32; LANES]]) {
+fn widen<I: Isa, F: Format>(panel: &[u8], start: usize, weights: &mut [Lanes]) {
     for (unit, weights) in weights.chunks_mut(UNIT).enumerate() {
         F::decode::<I, 1>(
             [panel],
@@ -174,8 +200,8 @@ fn widen<I: Isa, F: Format>(panel: &[u8], start: usize, weights: &mut [[f32; LAN
 pub(crate) fn multiply<I: Isa, const R: usize>(
     input: &[f32],
     stride: usize,
-    weights: &[[f32; LANES]],
-    sums: &mut [[f32; LANES]],
+    weights: &[Lanes],
+    sums: &mut [Lanes],
 ) {
     let mut rows = [input; R];
     let mut acc = [I::splat(0.0); R];

@@ -6,23 +6,28 @@ use crate::simd::LANES;
 use oxide_infer::WeightFormat;
 use oxide_infer::quantization::BlockFormat;
 
-/// Writes one row into its lane of a panel whose bytes are still zero.
-pub(super) fn write_row(format: WeightFormat, row: &[u8], lane: usize, panel: &mut [u8]) {
-    let blocks = match format {
+/// Writes up to [`LANES`] rows, one after another in `rows`, into the lanes of a panel whose bytes are zero.
+pub(super) fn write_panel(format: WeightFormat, rows: &[u8], row_bytes: usize, panel: &mut [u8]) {
+    let format = match format {
+        WeightFormat::Blocks(format) => format,
         WeightFormat::Dense(dtype) => {
             let size = dtype.size();
-            for (source, column) in row.chunks_exact(size).zip(panel.chunks_exact_mut(size * LANES)) {
-                column[lane * size..][..size].copy_from_slice(source);
+            for (lane, row) in rows.chunks_exact(row_bytes).enumerate() {
+                for (source, column) in row.chunks_exact(size).zip(panel.chunks_exact_mut(size * LANES)) {
+                    column[lane * size..][..size].copy_from_slice(source);
+                }
             }
             return;
         }
-        WeightFormat::Blocks(format) => format,
     };
-    let block_bytes = with_format!(format, F => F::BLOCK_BYTES);
-    let mut block = Block::default();
-    for (source, out) in row.chunks_exact(blocks.block_bytes()).zip(panel.chunks_exact_mut(block_bytes)) {
-        block.read(blocks, source);
-        block.write(blocks, lane, out);
+    let block_bytes = with_format!(WeightFormat::Blocks(format), F => F::BLOCK_BYTES);
+    // Lanes without a row stay zero.
+    let mut blocks: [Block; LANES] = Default::default();
+    for (index, out) in panel.chunks_exact_mut(block_bytes).enumerate() {
+        for (block, row) in blocks.iter_mut().zip(rows.chunks_exact(row_bytes)) {
+            block.read(format, &row[index * format.block_bytes()..][..format.block_bytes()]);
+        }
+        write(&blocks, format, out);
     }
 }
 
@@ -142,30 +147,49 @@ impl Block {
             self.factors[12 + i] = packed[8 + i] >> 4 | packed[4 + i] >> 6 << 4;
         }
     }
+}
 
-    fn write(&self, format: BlockFormat, lane: usize, out: &mut [u8]) {
-        let Anatomy { halves, factors, high_bits } = anatomy(format);
-        let (scales, units) = out.split_at_mut((2 * halves + factors) * LANES);
-        for (half, out) in self.halves.iter().zip(scales.chunks_exact_mut(2 * LANES)).take(halves) {
-            out[2 * lane..][..2].copy_from_slice(half);
-        }
-        for (factor, out) in self.factors.iter().zip(scales[2 * halves * LANES..].chunks_exact_mut(LANES)) {
-            out[lane] = *factor;
-        }
-        let unit_bytes = units.len() / (format.block_elements() / UNIT);
-        let codes = self.codes[..format.block_elements()].chunks_exact(UNIT);
-        for (codes, unit) in codes.zip(units.chunks_exact_mut(unit_bytes)) {
-            for (column, &code) in codes.iter().enumerate() {
-                let Some(high_bits) = high_bits else {
-                    unit[column * LANES + lane] = code;
-                    continue;
-                };
-                unit[column / 2 * LANES + lane] |= (code & 0xf) << (4 * (column % 2));
-                if high_bits > 0 {
-                    let at = UNIT * LANES / 2 + column * high_bits / 8 * LANES + lane;
-                    unit[at] |= code >> 4 << (column * high_bits % 8);
-                }
-            }
+fn write(blocks: &[Block; LANES], format: BlockFormat, out: &mut [u8]) {
+    let Anatomy { halves, factors, high_bits } = anatomy(format);
+    let (scales, units) = out.split_at_mut((2 * halves + factors) * LANES);
+    let (scales, bytes) = scales.split_at_mut(2 * halves * LANES);
+    for (half, out) in scales.chunks_exact_mut(2 * LANES).enumerate() {
+        for (block, out) in blocks.iter().zip(out.as_chunks_mut().0) {
+            *out = block.halves[half];
         }
     }
+    for (factor, out) in bytes.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+        *out = each(blocks, |block| block.factors[factor]);
+    }
+    let unit_bytes = units.len() / (format.block_elements() / UNIT);
+    for (unit, out) in units.chunks_exact_mut(unit_bytes).enumerate() {
+        let first = unit * UNIT;
+        let Some(high_bits) = high_bits else {
+            for (column, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+                *out = each(blocks, |block| block.codes[first + column]);
+            }
+            continue;
+        };
+        let (low, high) = out.split_at_mut(UNIT * LANES / 2);
+        for (pair, out) in low.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let column = first + 2 * pair;
+            *out = each(blocks, |block| block.codes[column] & 0xf | block.codes[column + 1] << 4);
+        }
+        for (group, out) in high.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let per_byte = 8 / high_bits;
+            let columns = first + group * per_byte..first + (group + 1) * per_byte;
+            *out = each(blocks, |block| {
+                let codes = block.codes[columns.clone()].iter().rev();
+                codes.fold(0, |byte, code| byte << high_bits | code >> 4)
+            });
+        }
+    }
+}
+
+fn each(blocks: &[Block; LANES], byte: impl Fn(&Block) -> u8) -> [u8; LANES] {
+    let mut bytes = [0; LANES];
+    for (out, block) in bytes.iter_mut().zip(blocks) {
+        *out = byte(block);
+    }
+    bytes
 }
