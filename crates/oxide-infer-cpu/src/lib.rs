@@ -57,6 +57,7 @@ pub use gemm::{Update, gemm};
 pub use packed::PackedMatrix;
 pub use plan::{Operator, Plan};
 pub use rope::Angles;
+pub use sampling::{GivenToken, log_probabilities};
 pub use team::{CpuProvider, Team};
 
 /// Elements of simple work (a pass over memory) that are worth handing to another thread.

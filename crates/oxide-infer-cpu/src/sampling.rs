@@ -79,7 +79,7 @@ fn sample(level: Level, row: &LogitsRow<'_>, scratch: &mut Scratch) -> Result<Sa
         choose(params, &scratch.weights, &mut scratch.kept, draw.uniform())
     };
     let logprobs =
-        row.top_logprobs.map(|top_n| log_probabilities(level, row.logits, token, top_n)).transpose()?;
+        row.top_logprobs.map(|top_n| row_log_probabilities(level, row.logits, token, top_n)).transpose()?;
     Ok(Sampled { token, logprobs })
 }
 
@@ -188,8 +188,31 @@ fn sooner<V: PartialOrd>(a: &(TokenId, V), b: &(TokenId, V)) -> Ordering {
     b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0))
 }
 
-/// As `oxide_infer::sampling::log_probabilities`.
-fn log_probabilities(
+/// A row of logits whose token is given, as in a prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct GivenToken<'a> {
+    /// The model's raw logits, `[vocab]`.
+    pub logits: &'a [f32],
+    /// The token whose log-probability is asked for.
+    pub token: TokenId,
+    /// How many of the most probable tokens to report.
+    pub top_n: usize,
+}
+
+/// `oxide_infer::sampling::log_probabilities` of every row.
+pub fn log_probabilities(team: &Team<'_>, rows: &[GivenToken<'_>]) -> Vec<Result<LogProbs, SamplingError>> {
+    let mut results = vec![Err(SamplingError::NoCandidate); rows.len()];
+    let shared = Disjoint::new(&mut results);
+    let level = team.level();
+    team.run(rows.len(), &|index| {
+        let GivenToken { logits, token, top_n } = rows[index];
+        // SAFETY: every row is one task's.
+        unsafe { shared.slice(index, 1)[0] = row_log_probabilities(level, logits, token, top_n) };
+    });
+    results
+}
+
+fn row_log_probabilities(
     level: Level,
     logits: &[f32],
     token: TokenId,
@@ -235,4 +258,36 @@ fn most_probable(logits: &[f32], n: usize) -> Vec<(TokenId, f32)> {
         list.truncate(n);
     }
     list
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::CpuProvider;
+    use std::num::NonZeroUsize;
+
+    #[test]
+    fn given_tokens_have_the_log_probabilities_of_the_reference_and_bad_rows_fail_alone() {
+        let good: Vec<f32> = (0..100).map(|i| (i * 37 % 100) as f32 * 0.11 - 3.0).collect();
+        let mut bad = good.clone();
+        bad[7] = f32::NAN;
+        let given = |logits, token| GivenToken { logits, token: TokenId(token), top_n: 3 };
+        let rows = [given(&good, 5), given(&bad, 5), given(&good, 99), given(&good, 100)];
+        let mut cpu = CpuProvider::new(NonZeroUsize::MIN).unwrap();
+        let found = cpu.step(|team| log_probabilities(team, &rows));
+        for (row, found) in rows.iter().zip(found) {
+            match (oxide_infer::sampling::log_probabilities(row.logits, row.token, row.top_n), found) {
+                (Ok(expected), Ok(found)) => {
+                    assert_eq!(found.chosen.rank, expected.chosen.rank);
+                    assert!((found.chosen.logprob - expected.chosen.logprob).abs() < 1e-6);
+                    let ids = |probs: &LogProbs| probs.top.iter().map(|top| top.token).collect::<Vec<_>>();
+                    assert_eq!(ids(&found), ids(&expected));
+                }
+                // NaN is not equal to itself, so the errors are compared as text.
+                (expected, found) => {
+                    assert_eq!(found.unwrap_err().to_string(), expected.unwrap_err().to_string());
+                }
+            }
+        }
+    }
 }
