@@ -26,7 +26,7 @@ pub struct ExecutorLimits {
     pub max_model_len: usize,
     /// Size of the vocabulary.
     pub vocab_size: usize,
-    /// Steps that may be submitted before the oldest is collected: 1 computes inside `collect`, 2 overlaps.
+    /// Steps that may be submitted before the oldest is collected: 1 computes one after the other, 2 overlaps.
     pub steps_in_flight: usize,
 }
 

@@ -5,10 +5,12 @@
 
 mod admission;
 pub mod batch;
+pub mod cpu;
 mod engine;
 pub mod gguf;
 mod handle;
 mod kv;
+mod load;
 pub mod metrics;
 pub mod model;
 pub mod request;
@@ -22,6 +24,7 @@ pub use batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, StepOutput
 pub use engine::{Engine, EngineConfig, StartError};
 pub use handle::{DrainOutcome, EngineHandle, EventStream, Health};
 pub use kv::PrefixCache;
+pub use load::{LoadError, LoadProgress, load_cpu};
 pub use metrics::{EngineMetrics, MetricsSnapshot};
 pub use request::{EngineEvent, EngineRequest, FinishReason, RequestId, SubmitError};
 pub use source::{ModelSource, SourceError};

@@ -25,7 +25,7 @@ pub enum Operator {
         /// Written.
         out: Buffer,
     },
-    /// Normalizes groups of `weight.len` neighbours: the whole row, or every head of it. In place if `out` is `input`.
+    /// Normalizes groups of `weight.len` neighbours: the whole row, or every head of it.
     RmsNorm {
         /// Read.
         input: Buffer,
@@ -49,14 +49,25 @@ pub enum Operator {
         /// Written.
         out: Buffer,
     },
-    /// Rotates [`Buffer::Query`] in place, and [`Buffer::Key`] on its way, with [`Buffer::Value`], into the layer's KV
-    /// pages. Pairs are `(i, i + head_dim / 2)`.
-    RopeAppend,
-    /// Causal attention of [`Buffer::Query`] over the layer's KV pages, scores scaled by `1 / √head_dim`, into
-    /// [`Buffer::Attention`].
+    /// `out = rope(query)`; `rope(key)` and `value` go into the layer's KV pages. Pairs are `(i, i + head_dim / 2)`.
+    RopeAppend {
+        /// Read.
+        query: Buffer,
+        /// Read.
+        key: Buffer,
+        /// Read.
+        value: Buffer,
+        /// Written.
+        out: Buffer,
+    },
+    /// Causal attention over the layer's KV pages, scores scaled by `1 / √head_dim`.
     Attention {
+        /// Read.
+        query: Buffer,
         /// How many tokens back a token sees, itself included.
         window: Option<NonZeroU32>,
+        /// Written.
+        out: Buffer,
     },
     /// `out = silu(gate) · up`
     SwiGlu {
@@ -85,18 +96,26 @@ pub enum Buffer {
     Hidden,
     /// The normalized residual stream, `hidden_size` wide.
     Normed,
-    /// `num_heads · head_dim` wide.
+    /// Query heads, `num_heads · head_dim` wide.
     Query,
-    /// `num_kv_heads · head_dim` wide.
+    /// Key heads, `num_kv_heads · head_dim` wide.
     Key,
-    /// `num_kv_heads · head_dim` wide.
+    /// Value heads, `num_kv_heads · head_dim` wide.
     Value,
-    /// `num_heads · head_dim` wide.
+    /// Query heads, each normalized.
+    NormedQuery,
+    /// Key heads, each normalized.
+    NormedKey,
+    /// Query heads turned by their positions.
+    Rotated,
+    /// What the query heads attended to, `num_heads · head_dim` wide.
     Attention,
     /// `intermediate_size` wide.
     Gate,
     /// `intermediate_size` wide.
     Up,
+    /// `silu(gate) · up`, `intermediate_size` wide.
+    Activated,
     /// `vocab_size` wide.
     Logits,
 }
@@ -193,7 +212,7 @@ impl Operator {
             Self::Dense { weight, bias, .. } => {
                 [Some(WeightRef::Matrix(*weight)), bias.map(WeightRef::Vector)]
             }
-            Self::RopeAppend | Self::Attention { .. } | Self::SwiGlu { .. } => [None, None],
+            Self::RopeAppend { .. } | Self::Attention { .. } | Self::SwiGlu { .. } => [None, None],
         };
         weights.into_iter().flatten()
     }
@@ -274,23 +293,36 @@ impl Layer<'_> {
                 Buffer::Value,
             ),
         ];
-        if config.qk_norm == QkNorm::PerHead {
-            operators.push(self.head_norm(W::QueryNorm, Buffer::Query));
-            operators.push(self.head_norm(W::KeyNorm, Buffer::Key));
-        }
+        let (query, key) = match config.qk_norm {
+            QkNorm::None => (Buffer::Query, Buffer::Key),
+            QkNorm::PerHead => {
+                operators.push(self.head_norm(W::QueryNorm, Buffer::Query, Buffer::NormedQuery));
+                operators.push(self.head_norm(W::KeyNorm, Buffer::Key, Buffer::NormedKey));
+                (Buffer::NormedQuery, Buffer::NormedKey)
+            }
+        };
         let output_bias = biases.output.then_some(W::AttentionOutputBias);
         let (gate_bias, up_bias) =
             (biases.feed_forward.then_some(W::GateBias), biases.feed_forward.then_some(W::UpBias));
         operators.extend([
-            Operator::RopeAppend,
-            Operator::Attention { window: config.sliding_windows[self.layer] },
-            self.dense(Buffer::Attention, (W::AttentionOutput, hidden, query), output_bias, Buffer::Hidden),
+            Operator::RopeAppend { query, key, value: Buffer::Value, out: Buffer::Rotated },
+            Operator::Attention {
+                query: Buffer::Rotated,
+                window: config.sliding_windows[self.layer],
+                out: Buffer::Attention,
+            },
+            self.dense(
+                Buffer::Attention,
+                (W::AttentionOutput, hidden, config.query_size()),
+                output_bias,
+                Buffer::Hidden,
+            ),
             self.norm(W::FeedForwardNorm),
             self.dense(Buffer::Normed, (W::Gate, inner, hidden), gate_bias, Buffer::Gate),
             self.dense(Buffer::Normed, (W::Up, inner, hidden), up_bias, Buffer::Up),
-            Operator::SwiGlu { gate: Buffer::Gate, up: Buffer::Up, out: Buffer::Gate },
+            Operator::SwiGlu { gate: Buffer::Gate, up: Buffer::Up, out: Buffer::Activated },
             self.dense(
-                Buffer::Gate,
+                Buffer::Activated,
                 (W::Down, hidden, inner),
                 biases.feed_forward.then_some(W::DownBias),
                 Buffer::Hidden,
@@ -312,12 +344,12 @@ impl Layer<'_> {
         }
     }
 
-    fn head_norm(&self, role: WeightRole, heads: Buffer) -> Operator {
+    fn head_norm(&self, role: WeightRole, input: Buffer, out: Buffer) -> Operator {
         Operator::RmsNorm {
-            input: heads,
+            input,
             weight: Vector { id: self.id(role), len: self.config.head_dim },
             eps: self.config.rms_norm_eps,
-            out: heads,
+            out,
         }
     }
 
@@ -379,10 +411,12 @@ impl fmt::Display for Operator {
                 write!(f, "{out:?} {sign} dense {input:?} {weight}")?;
                 bias.iter().try_for_each(|bias| write!(f, " {:?}[{}]", bias.id.role, bias.len))
             }
-            Self::RopeAppend => write!(f, "KV pages = rope_append Query Key Value"),
-            Self::Attention { window: None } => write!(f, "Attention = paged_attention Query"),
-            Self::Attention { window: Some(window) } => {
-                write!(f, "Attention = paged_attention Query window {window}")
+            Self::RopeAppend { query, key, value, out } => {
+                write!(f, "{out:?}, KV pages = rope_append {query:?} {key:?} {value:?}")
+            }
+            Self::Attention { query, window, out } => {
+                write!(f, "{out:?} = paged_attention {query:?}")?;
+                window.iter().try_for_each(|window| write!(f, " window {window}"))
             }
             Self::SwiGlu { gate, up, out } => write!(f, "{out:?} = swiglu {gate:?} {up:?}"),
         }

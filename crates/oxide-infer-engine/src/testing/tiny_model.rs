@@ -2,9 +2,11 @@ use super::{GgufWriter, safetensors_file};
 use crate::gguf::TensorType;
 use crate::model::{Architecture, DenseDecoder, ModelConfig, Naming, RotaryRows, WeightRef, WeightRole};
 use half::{bf16, f16};
-use oxide_infer::position::rope::Scaling;
-use oxide_infer::{DType, position::rope};
+use oxide_infer::DType;
+use oxide_infer::position::rope::{self, Scaling};
+use oxide_infer::quantization::{BlockFormat, dequantize};
 use serde_json::{Value, json};
+use std::collections::HashMap;
 use std::path::Path;
 
 /// A small model with weights that are a formula of their name and index, so that any implementation can make them (see
@@ -112,15 +114,37 @@ impl TinyModel {
         })
     }
 
+    /// A GGUF file whose matrices are random blocks of a format, and the model of the values that those stand for.
+    pub fn quantized(mut self, format: BlockFormat) -> (GgufWriter, Self) {
+        let mut stored = HashMap::new();
+        for tensor in &mut self.tensors {
+            if let WeightRef::Matrix(matrix) = tensor.weight {
+                let blocks = blocks(format, &tensor.values);
+                dequantize(format, &blocks, &mut tensor.values).expect("whole blocks");
+                stored.insert(matrix.id, blocks);
+            }
+        }
+        let rotary_rows = Naming::Gguf.rotary_rows(self.parsed.architecture);
+        let head_dim = self.parsed.head_dim;
+        let file = self.gguf_with(|tensor| match stored.get(&tensor.weight.id()) {
+            None => (TensorType::F32, bytes(&tensor.values, DType::F32)),
+            Some(blocks) if is_permuted(rotary_rows, tensor) => {
+                let rows = tensor.weight.shape()[0] as usize;
+                (tensor_type(format), interleaved(blocks, rows, head_dim))
+            }
+            Some(blocks) => (tensor_type(format), blocks.clone()),
+        });
+        (file, self)
+    }
+
     fn gguf_with(&self, store: impl Fn(&TinyTensor) -> (TensorType, Vec<u8>)) -> GgufWriter {
         let mut writer = self.gguf_metadata();
         let rotary_rows = Naming::Gguf.rotary_rows(self.parsed.architecture);
         for tensor in &self.tensors {
-            use WeightRole::{Key, KeyBias, Query, QueryBias};
-            let role = tensor.weight.id().role;
             let mut tensor = tensor.clone();
-            if rotary_rows == RotaryRows::Interleaved && matches!(role, Query | QueryBias | Key | KeyBias) {
-                tensor.values = interleaved(&tensor, self.parsed.head_dim);
+            if is_permuted(rotary_rows, &tensor) {
+                let rows = tensor.weight.shape()[0] as usize;
+                tensor.values = interleaved(&tensor.values, rows, self.parsed.head_dim);
             }
             let (tensor_type, bytes) = store(&tensor);
             let name = Naming::Gguf.name(tensor.weight.id());
@@ -181,21 +205,66 @@ fn hugging_face_name(tensor: &TinyTensor) -> String {
     Naming::HuggingFace.name(tensor.weight.id())
 }
 
+fn is_permuted(rotary_rows: RotaryRows, tensor: &TinyTensor) -> bool {
+    use WeightRole::{Key, KeyBias, Query, QueryBias};
+    let role = tensor.weight.id().role;
+    rotary_rows == RotaryRows::Interleaved && matches!(role, Query | QueryBias | Key | KeyBias)
+}
+
 /// Rows of every head in llama.cpp's order: its converter reshapes `[heads, 2, head_dim / 2, …]` and swaps the middle
 /// axes.
-fn interleaved(tensor: &TinyTensor, head_dim: usize) -> Vec<f32> {
-    let rows = tensor.weight.shape()[0] as usize;
-    let cols = tensor.values.len() / rows;
-    let mut permuted = Vec::with_capacity(tensor.values.len());
+fn interleaved<T: Copy>(values: &[T], rows: usize, head_dim: usize) -> Vec<T> {
+    let row_len = values.len() / rows;
+    let mut permuted = Vec::with_capacity(values.len());
     for head in 0..rows / head_dim {
         for pair in 0..head_dim / 2 {
             for side in 0..2 {
                 let row = head * head_dim + side * head_dim / 2 + pair;
-                permuted.extend_from_slice(&tensor.values[row * cols..][..cols]);
+                permuted.extend_from_slice(&values[row * row_len..][..row_len]);
             }
         }
     }
     permuted
+}
+
+/// As many random blocks as there are values, with scales that give numbers of an order of 1/16.
+fn blocks(format: BlockFormat, values: &[f32]) -> Vec<u8> {
+    let count = values.len() / format.block_elements();
+    // Where a block has its 16-bit scales, and how large they are.
+    let scales: &[(usize, f32)] = match format {
+        BlockFormat::Q4_0 => &[(0, 0.016)],
+        BlockFormat::Q4_1 => &[(0, 0.016), (2, -0.12)],
+        BlockFormat::Q5_0 => &[(0, 0.008)],
+        BlockFormat::Q5_1 => &[(0, 0.008), (2, -0.12)],
+        BlockFormat::Q8_0 => &[(0, 0.001)],
+        BlockFormat::Q4_K => &[(0, 0.0006), (2, 0.004)],
+        BlockFormat::Q5_K => &[(0, 0.0003), (2, 0.004)],
+        BlockFormat::Q6_K => &[(208, 0.00005)],
+    };
+    let mut blocks = Vec::with_capacity(count * format.block_bytes());
+    for (index, first) in values.chunks(format.block_elements()).map(|block| block[0]).enumerate() {
+        let seed = u64::from(first.to_bits()) << 32 | index as u64;
+        let start = blocks.len();
+        blocks.extend((0..format.block_bytes() as u64).map(|i| splitmix64(seed.wrapping_add(i << 40)) as u8));
+        for &(at, scale) in scales {
+            blocks[start + at..][..2]
+                .copy_from_slice(&f16::from_f32(scale * (1.0 + first / 4.0)).to_le_bytes());
+        }
+    }
+    blocks
+}
+
+fn tensor_type(format: BlockFormat) -> TensorType {
+    match format {
+        BlockFormat::Q4_0 => TensorType::Q4_0,
+        BlockFormat::Q4_1 => TensorType::Q4_1,
+        BlockFormat::Q5_0 => TensorType::Q5_0,
+        BlockFormat::Q5_1 => TensorType::Q5_1,
+        BlockFormat::Q8_0 => TensorType::Q8_0,
+        BlockFormat::Q4_K => TensorType::Q4_K,
+        BlockFormat::Q5_K => TensorType::Q5_K,
+        BlockFormat::Q6_K => TensorType::Q6_K,
+    }
 }
 
 fn bytes(values: &[f32], dtype: DType) -> Vec<u8> {

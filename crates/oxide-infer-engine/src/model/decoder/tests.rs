@@ -21,14 +21,14 @@ fn operators_are_listed_in_order_and_equal_layers_once() {
   Query = dense Normed Query[8, 8] QueryBias[8]
   Key = dense Normed Key[4, 8] KeyBias[4]
   Value = dense Normed Value[4, 8] ValueBias[4]
-  KV pages = rope_append Query Key Value
+  Rotated, KV pages = rope_append Query Key Value
   {attention}
   Hidden += dense Attention AttentionOutput[8, 8]
   Normed = rms_norm Hidden FeedForwardNorm[8] eps 0.000001
   Gate = dense Normed Gate[12, 8]
   Up = dense Normed Up[12, 8]
-  Gate = swiglu Gate Up
-  Hidden += dense Gate Down[8, 12]
+  Activated = swiglu Gate Up
+  Hidden += dense Activated Down[8, 12]
 "
         )
     };
@@ -39,8 +39,8 @@ layers 0 to 1
 {}Normed = rms_norm Hidden FinalNorm[8] eps 0.000001
 Logits = dense Normed OutputHead[10, 8]
 ",
-        layer("Attention = paged_attention Query"),
-        layer("Attention = paged_attention Query window 5"),
+        layer("Attention = paged_attention Rotated"),
+        layer("Attention = paged_attention Rotated window 5"),
     );
     assert_eq!(decoder.to_string(), expected);
 }
