@@ -165,3 +165,6 @@ impl<S: BuildHasher> Pager<S> {
         Some(page)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -18,7 +18,9 @@ mod step;
 use crate::batch::{EngineBatch, ExecutorLimits, SlotId};
 use crate::kv::{Pager, PrefixCache};
 use crate::metrics::MetricsSnapshot;
-use crate::request::{ChoiceIndex, EngineEvent, EngineRequest, FinishReason, RequestError, RequestId};
+use crate::request::{
+    ChoiceIndex, EngineEvent, EngineRequest, FinishReason, Masking, RequestError, RequestId,
+};
 use oxide_infer::PageId;
 use oxide_infer::sampling::TokenMask;
 use sequence::{Request, SequenceKey, Slot, SlotState, Stage};
@@ -113,11 +115,12 @@ impl Scheduler {
         }
     }
 
-    /// Takes the mask for token `index` of a choice, if that is its next.
+    /// Takes the mask for token `index` of a choice, if that is its next and the request has masks.
     pub fn supply_mask(&mut self, id: RequestId, choice: ChoiceIndex, index: u32, mask: Arc<TokenMask>) {
-        let sequence =
-            self.requests.get_mut(&id).and_then(|request| request.sequences.get_mut(choice.0 as usize));
-        if let Some(sequence) = sequence
+        let Some(request) = self.requests.get_mut(&id) else { return };
+        let masked = request.spec.masking == Masking::PerToken;
+        if let Some(sequence) = request.sequences.get_mut(choice.0 as usize)
+            && masked
             && sequence.output.len() + sequence.pending == index as usize
         {
             sequence.mask = Some(mask);
@@ -379,3 +382,6 @@ enum End {
 fn live(requests: &mut HashMap<RequestId, Request>, key: SequenceKey) -> &mut Request {
     requests.get_mut(&key.request).expect("a queued sequence has a live request")
 }
+
+#[cfg(test)]
+mod tests;

@@ -58,12 +58,7 @@ fn a_request_gets_its_tokens_and_one_finish_per_choice() {
         request.sampling = Arc::new(SamplingParams { seed: 7, ..Default::default() });
         let got = answers(engine.submit(request.clone()).unwrap(), 3).unwrap();
         for (choice, (tokens, reason)) in got.into_iter().enumerate() {
-            let expected = expected_answer(
-                &request,
-                ChoiceIndex(choice as u32),
-                limits.max_model_len,
-                limits.vocab_size,
-            );
+            let expected = expected_answer(&request, ChoiceIndex(choice as u32), &limits, |_| None);
             assert_eq!(tokens, expected);
             assert_eq!(reason, FinishReason::Length);
         }

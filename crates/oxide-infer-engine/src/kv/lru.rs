@@ -64,6 +64,13 @@ impl LruList {
 mod tests {
     use super::*;
 
+    impl LruList {
+        pub(in crate::kv) fn oldest_first(&self) -> impl Iterator<Item = PageId> {
+            let newer = |page: u32| Some(self.links[page as usize].newer).filter(|next| *next != self.head());
+            std::iter::successors(newer(self.head()), move |page| newer(*page)).map(PageId)
+        }
+    }
+
     #[test]
     fn the_page_pushed_first_leaves_first_and_a_removed_one_not_at_all() {
         let mut list = LruList::new(4);

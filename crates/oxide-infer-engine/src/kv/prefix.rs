@@ -108,3 +108,15 @@ impl<S: BuildHasher> PrefixIndex<S> {
         same.then_some(entry.id)
     }
 }
+
+#[cfg(test)]
+impl<S: BuildHasher> PrefixIndex<S> {
+    /// Checks that pages and hashes name each other.
+    pub(super) fn audit(&self) {
+        let held = self.entries.iter().flatten().count();
+        assert_eq!(self.by_hash.len(), held);
+        for (hash, page) in &self.by_hash {
+            assert_eq!(self.entries[page.index()].map(|entry| entry.hash), Some(*hash), "page {page}");
+        }
+    }
+}

@@ -16,7 +16,7 @@ use oxide_infer::sampling::{self, SamplingError, SamplingParams};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub use answer::expected_answer;
+pub use answer::{expected_answer, expected_prompt_logprobs};
 
 /// Limits that small tests can start from: pages of 4 tokens, 64 of them, 8 sequences, 32 tokens in a step, 128 tokens in
 /// a sequence, a vocabulary of 1,000.

@@ -1,9 +1,11 @@
 //! The fake model: digests of sequences, and tokens chosen from them.
 
 use super::Draw;
+use crate::batch::ExecutorLimits;
 use crate::request::{ChoiceIndex, EngineRequest, EosPolicy};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{LogProbs, TokenLogProb, TokenMask};
+use std::sync::Arc;
 
 /// Digest of no tokens.
 pub(super) const EMPTY_CONTEXT: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -61,32 +63,51 @@ pub(super) fn logprobs(token: TokenId, context: u64, top: u32, vocab_size: usize
     }
 }
 
-/// What a choice of a request without masks must answer when [`ScriptedExecutor::new`](super::ScriptedExecutor::new)
-/// computes it, worked out one token after the other with no pages, batches or steps.
+/// What a choice of a request must answer when [`ScriptedExecutor::new`](super::ScriptedExecutor::new) computes it,
+/// worked out one token after the other with no pages, batches or steps. `mask(i)` is the mask for token `i`.
 pub fn expected_answer(
     request: &EngineRequest,
     choice: ChoiceIndex,
-    max_model_len: usize,
-    vocab_size: usize,
+    limits: &ExecutorLimits,
+    mask: impl Fn(u32) -> Option<Arc<TokenMask>>,
 ) -> Vec<TokenId> {
     let stop = &request.stop;
-    let is_eos = |token: &TokenId| stop.eos == EosPolicy::Stop && stop.eos_token_ids.contains(token);
-    let is_end = |token: &TokenId| is_eos(token) || stop.stop_token_ids.contains(token);
-    let mut context = request.prompt.iter().fold(EMPTY_CONTEXT, |context, token| extend(context, *token));
+    let eos = if stop.eos == EosPolicy::Stop { &stop.eos_token_ids[..] } else { &[] };
+    let endings: Vec<_> = eos.iter().chain(stop.stop_token_ids.iter()).copied().collect();
+    let mut context = prompt_contexts(&request.prompt).last().unwrap_or(EMPTY_CONTEXT);
     let mut output = Vec::new();
-    while output.len() < stop.max_tokens as usize && request.prompt.len() + output.len() < max_model_len {
+    while output.len() < stop.max_tokens as usize
+        && request.prompt.len() + output.len() < limits.max_model_len
+    {
         let draw =
             Draw { prompt: &request.prompt, output: &output, choice, sampling: &request.sampling, context };
-        let early = output.len() < stop.min_tokens as usize;
-        let mut token = hash_token(draw, vocab_size);
-        while early && is_end(&token) {
-            token = TokenId((token.0 + 1) % vocab_size as u32);
-        }
+        let wanted = hash_token(draw, limits.vocab_size);
+        let mask = mask(output.len() as u32);
+        let forbidden = if output.len() < stop.min_tokens as usize { &endings[..] } else { &[] };
+        // A mask that allows nothing but endings goes before `min_tokens`.
+        let token = allowed(wanted, limits.vocab_size, mask.as_deref(), forbidden)
+            .or_else(|| allowed(wanted, limits.vocab_size, mask.as_deref(), &[]));
+        let Some(token) = token else { break };
         output.push(token);
         context = extend(context, token);
-        if is_end(&token) {
+        if endings.contains(&token) {
             break;
         }
     }
     output
+}
+
+/// The log-probabilities that [`ScriptedExecutor::new`](super::ScriptedExecutor::new) finds for the tokens of a prompt
+/// after the first.
+pub fn expected_prompt_logprobs(prompt: &[TokenId], top: u32, limits: &ExecutorLimits) -> Vec<LogProbs> {
+    let next = prompt.iter().skip(1).zip(prompt_contexts(prompt));
+    next.map(|(token, context)| logprobs(*token, context, top, limits.vocab_size)).collect()
+}
+
+/// The digests up to each token of a prompt.
+fn prompt_contexts(prompt: &[TokenId]) -> impl Iterator<Item = u64> {
+    prompt.iter().scan(EMPTY_CONTEXT, |context, token| {
+        *context = extend(*context, *token);
+        Some(*context)
+    })
 }
