@@ -153,8 +153,7 @@ impl EngineThread {
         let mut work = Work::AwaitsCommand;
         while self.receive(work) == Next::Step {
             work = Work::AwaitsCommand;
-            if self.scheduler.schedule(&mut self.batch, Instant::now()) == Scheduled::Step {
-                self.executor.submit(&self.batch)?;
+            if self.launch()? == Scheduled::Step {
                 self.collect()?;
                 work = Work::Ready;
             }
@@ -166,19 +165,27 @@ impl EngineThread {
     fn overlapped_loop(&mut self) -> Result<(), ExecutorError> {
         let mut work = Work::AwaitsCommand;
         while self.receive(work) == Next::Step {
-            let scheduled = self.scheduler.schedule(&mut self.batch, Instant::now());
-            if scheduled == Scheduled::Step {
-                self.executor.submit(&self.batch)?;
-            }
+            let scheduled = self.launch()?;
             let in_flight = self.scheduler.steps_in_flight();
             if in_flight == self.shared.limits.steps_in_flight
-                || (scheduled == Scheduled::Nothing && in_flight > 0)
+                || (in_flight > 0 && scheduled == Scheduled::Nothing)
             {
                 self.collect()?;
             }
             work = if in_flight > 0 { Work::Ready } else { Work::AwaitsCommand };
         }
         Ok(())
+    }
+
+    /// Schedules the next step and submits it, if there is anything to compute.
+    fn launch(&mut self) -> Result<Scheduled, ExecutorError> {
+        let scheduled = self.scheduler.schedule(&mut self.batch, Instant::now());
+        if scheduled == Scheduled::Step {
+            self.executor.submit(&self.batch)?;
+        }
+        // Before the wait for the step: a request that has left the queue gives its place back now.
+        self.deliver();
+        Ok(scheduled)
     }
 
     /// Waits for the oldest step and takes in what it brought.
@@ -229,8 +236,9 @@ impl EngineThread {
         }
     }
 
-    /// Hands the scheduler's notices to the clients and publishes the counters.
+    /// Publishes the counters and hands the scheduler's notices to the clients, who may then look at the counters.
     fn deliver(&mut self) {
+        self.shared.metrics.publish(self.scheduler.stats());
         for notice in self.scheduler.notices() {
             match notice {
                 Notice::Started(request, at) => {
@@ -250,7 +258,6 @@ impl EngineThread {
                 }
             }
         }
-        self.shared.metrics.publish(self.scheduler.stats());
     }
 }
 

@@ -11,6 +11,7 @@
 //! A prompt gets all its pages when it starts. So only a decode can find the pool empty, and then the newest sequence
 //! gives back its pages and waits, to be computed again from its tokens.
 
+mod request_map;
 mod sequence;
 mod settle;
 mod step;
@@ -23,8 +24,9 @@ use crate::request::{
 };
 use oxide_infer::PageId;
 use oxide_infer::sampling::TokenMask;
+use request_map::RequestMap;
 use sequence::{Request, SequenceKey, Slot, SlotState, Stage};
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 use step::Step;
@@ -34,7 +36,7 @@ use step::Step;
 pub struct Scheduler {
     limits: ExecutorLimits,
     pager: Pager,
-    requests: HashMap<RequestId, Request>,
+    requests: RequestMap,
     /// Oldest first.
     waiting: VecDeque<SequenceKey>,
     /// Oldest first, all older than those that wait.
@@ -83,7 +85,7 @@ impl Scheduler {
         Self {
             limits,
             pager: Pager::new(limits.num_pages, limits.page_size, prefix_cache),
-            requests: HashMap::new(),
+            requests: RequestMap::default(),
             waiting: VecDeque::new(),
             running: Vec::new(),
             free_slots: (0..limits.max_sequences as u32).rev().map(SlotId).collect(),
@@ -379,7 +381,7 @@ enum End {
 
 /// The request of a key from one of the queues. It is live: `end` takes a sequence off its queue before its request goes.
 /// A function over the map alone, so that the other fields can be used beside it.
-fn live(requests: &mut HashMap<RequestId, Request>, key: SequenceKey) -> &mut Request {
+fn live(requests: &mut RequestMap, key: SequenceKey) -> &mut Request {
     requests.get_mut(&key.request).expect("a queued sequence has a live request")
 }
 

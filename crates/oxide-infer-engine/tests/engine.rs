@@ -1,15 +1,16 @@
 //! The engine thread over the scripted executor: what a client sees.
 
-use oxide_infer::{TokenId, sampling::SamplingParams};
-use oxide_infer_engine::request::{ChoiceIndex, Masking, RequestError, StopConditions};
+use oxide_infer::TokenId;
+use oxide_infer::sampling::{SamplingParams, TokenMask};
+use oxide_infer_engine::request::{ChoiceIndex, MaskError, Masking, RequestError, StopConditions};
 use oxide_infer_engine::testing::scripted::{SMALL_LIMITS, ScriptedExecutor, expected_answer};
 use oxide_infer_engine::{
     DrainOutcome, Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, EventStream,
-    ExecutorLimits, FinishReason, Health, SubmitError,
+    ExecutorLimits, FinishReason, Health, MetricsSnapshot, RequestId, SubmitError,
 };
 use std::num::NonZeroU32;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
 
 const OVERLAPPED: ExecutorLimits = ExecutorLimits { steps_in_flight: 2, ..SMALL_LIMITS };
 
@@ -118,4 +119,205 @@ async fn a_drain_that_takes_too_long_fails_what_is_left() {
         last = Some(event);
     }
     assert!(matches!(last, Some(EngineEvent::Failed(RequestError::ShutDown))), "{last:?}");
+}
+
+/// An executor that collects a step only when told to, and its lever.
+fn gated(limits: ExecutorLimits) -> (ScriptedExecutor, mpsc::Sender<()>) {
+    let (lever, gate) = mpsc::channel();
+    // Once the lever is dropped the steps run freely.
+    (ScriptedExecutor::new(limits).on_collect(move |_| _ = gate.recv()), lever)
+}
+
+/// Waits until the engine's counters are as expected.
+fn wait_for(engine: &EngineHandle, expected: impl Fn(&MetricsSnapshot) -> bool) {
+    let started = Instant::now();
+    while !expected(&engine.metrics().snapshot()) {
+        assert!(started.elapsed() < Duration::from_secs(20), "{:?}", engine.metrics().snapshot());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn dropping_a_stream_frees_its_pages_within_one_step() {
+    for limits in [SMALL_LIMITS, OVERLAPPED] {
+        let (executor, lever) = gated(limits);
+        let engine = start(executor);
+        let mut stream = engine.submit(request(&[1, 2, 3], 100)).unwrap();
+        (0..3).for_each(|_| lever.send(()).unwrap());
+        while !matches!(stream.blocking_next(), Some(EngineEvent::Token { .. })) {}
+        drop(stream);
+        // At most one collection stands between the engine and its commands.
+        lever.send(()).unwrap();
+        wait_for(&engine, |metrics| metrics.finished_cancelled == 1 && metrics.kv_pages_used == 0);
+        assert_eq!(engine.metrics().snapshot().running, 0);
+    }
+}
+
+#[test]
+fn a_full_queue_refuses_with_the_time_to_come_back() {
+    let (executor, lever) = gated(ExecutorLimits { max_sequences: 1, ..SMALL_LIMITS });
+    let config = EngineConfig { max_waiting: 2, ..EngineConfig::default() };
+    let engine = Engine::start(Box::new(executor), config).unwrap();
+    let running = engine.submit(request(&[1], 3)).unwrap();
+    wait_for(&engine, |metrics| metrics.running == 1);
+    let waiting: Vec<_> = (0..2).map(|_| engine.submit(request(&[2], 3)).unwrap()).collect();
+    std::thread::sleep(Duration::from_millis(20));
+    match engine.submit(request(&[3], 3)) {
+        Err(SubmitError::QueueFull { waiting: 2, limit: 2, retry_after }) => {
+            assert!(retry_after >= Duration::from_millis(20) && retry_after < Duration::from_secs(20));
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(lever);
+    for stream in waiting.into_iter().chain([running]) {
+        assert_eq!(answers(stream, 1).unwrap()[0].0.len(), 3);
+    }
+    answers(engine.submit(request(&[3], 3)).unwrap(), 1).unwrap();
+}
+
+#[test]
+fn a_waiting_request_whose_client_leaves_gives_its_place_back() {
+    let (executor, _lever) = gated(ExecutorLimits { max_sequences: 1, steps_in_flight: 2, ..SMALL_LIMITS });
+    let config = EngineConfig { max_waiting: 1, ..EngineConfig::default() };
+    let engine = Engine::start(Box::new(executor), config).unwrap();
+    let masked = EngineRequest { masking: Masking::PerToken, ..request(&[1], 3) };
+    let _running = engine.submit(masked).unwrap();
+    wait_for(&engine, |metrics| metrics.running == 1);
+    drop(engine.submit(request(&[2], 3)).unwrap());
+    wait_for(&engine, |metrics| metrics.finished_cancelled == 1);
+    assert!(engine.submit(request(&[2], 3)).is_ok());
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_nobody_up() {
+    let engine = start(ScriptedExecutor::new(OVERLAPPED));
+    let unread = engine.submit(request(&[1, 2], 100)).unwrap();
+    for first in 0..20 {
+        assert_eq!(answers(engine.submit(request(&[first, 7], 50)).unwrap(), 1).unwrap()[0].0.len(), 50);
+    }
+    assert_eq!(answers(unread, 1).unwrap()[0].0.len(), 100);
+}
+
+#[test]
+fn requests_from_many_threads_all_get_their_own_answers() {
+    let engine = start(ScriptedExecutor::new(OVERLAPPED));
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let engine = engine.clone();
+            scope.spawn(move || {
+                for round in 0..10 {
+                    let request = request(&[thread, round, 5, 6, 7], 12);
+                    let expected = expected_answer(&request, ChoiceIndex(0), &OVERLAPPED, |_| None);
+                    assert_eq!(answers(engine.submit(request).unwrap(), 1).unwrap()[0].0, expected);
+                }
+            });
+        }
+    });
+    let metrics = engine.metrics().snapshot();
+    assert_eq!((metrics.finished_length, metrics.generation_tokens, metrics.prompt_tokens), (80, 960, 400));
+    assert_eq!(metrics.kv_pages_total, OVERLAPPED.num_pages as u64);
+    let computed = metrics.iteration_tokens.sum + metrics.prefix_cache_hits;
+    assert!(computed >= 400 + 80 * 11, "{metrics:?}");
+}
+
+#[test]
+fn masks_come_through_the_handle_one_token_at_a_time() {
+    let engine = start(ScriptedExecutor::new(OVERLAPPED));
+    let masked = EngineRequest { masking: Masking::PerToken, ..request(&[1, 2, 3], 4) };
+    let mut stream = engine.submit(masked).unwrap();
+    let only = |token: u32| {
+        let mut mask = TokenMask::none(OVERLAPPED.vocab_size);
+        mask.allow(TokenId(token));
+        Arc::new(mask)
+    };
+    let mut tokens = Vec::new();
+    engine.supply_mask(stream.id(), ChoiceIndex(0), 0, only(40)).unwrap();
+    while let Some(event) = stream.blocking_next() {
+        if let EngineEvent::Token { choice, token, .. } = event {
+            tokens.push(token);
+            let index = tokens.len() as u32;
+            engine.supply_mask(stream.id(), choice, index, only(40 + index)).unwrap();
+        }
+    }
+    assert_eq!(tokens, [40, 41, 42, 43].map(TokenId));
+}
+
+#[test]
+fn a_mask_that_cannot_be_used_is_refused_by_name() {
+    let engine = start(ScriptedExecutor::new(SMALL_LIMITS));
+    let supply = |mask| engine.supply_mask(RequestId(0), ChoiceIndex(0), 0, Arc::new(mask));
+    assert_eq!(supply(TokenMask::all(999)), Err(MaskError::VocabSize { got: 999, expected: 1000 }));
+    assert_eq!(supply(TokenMask::none(1000)), Err(MaskError::Empty));
+    assert_eq!(supply(TokenMask::all(1000)), Ok(()));
+}
+
+#[test]
+fn a_choice_that_the_host_ends_gets_its_finish() {
+    let engine = start(ScriptedExecutor::new(OVERLAPPED).step_time(Duration::from_millis(2)));
+    let request = EngineRequest { choices: NonZeroU32::new(2).unwrap(), ..request(&[1, 2], 120) };
+    let mut stream = engine.submit(request).unwrap();
+    while !matches!(stream.blocking_next(), Some(EngineEvent::Token { choice: ChoiceIndex(1), .. })) {}
+    stream.end_choice(ChoiceIndex(1));
+    let mut reasons = Vec::new();
+    while let Some(event) = stream.blocking_next() {
+        if let EngineEvent::Finished { choice, reason, .. } = event {
+            reasons.push((choice, reason));
+        }
+    }
+    assert_eq!(reasons, [(ChoiceIndex(1), FinishReason::Host), (ChoiceIndex(0), FinishReason::Length)]);
+}
+
+#[test]
+fn the_engine_ends_with_its_last_handle_and_stream() {
+    let (alive, gone) = mpsc::channel::<()>();
+    let engine = start(ScriptedExecutor::new(SMALL_LIMITS).on_submit(move |_| _ = &alive));
+    let stream = engine.submit(request(&[1], 5)).unwrap();
+    drop(engine);
+    assert_eq!(answers(stream, 1).unwrap()[0].0.len(), 5);
+    // The executor, and with it the sender, is dropped.
+    assert_eq!(gone.recv_timeout(Duration::from_secs(20)), Err(mpsc::RecvTimeoutError::Disconnected));
+}
+
+#[tokio::test]
+async fn a_drain_says_when_the_executor_hangs() {
+    let (executor, lever) = gated(SMALL_LIMITS);
+    let engine = start(executor);
+    let _stream = engine.submit(request(&[1], 5)).unwrap();
+    assert_eq!(engine.drain(Duration::from_millis(50)).await, DrainOutcome::Hung);
+    drop(lever);
+    assert_eq!(engine.ended().await, Health::Stopped);
+}
+
+#[test]
+fn a_request_that_can_never_be_finished_is_refused_by_name() {
+    let limits = ExecutorLimits { num_pages: 20, ..SMALL_LIMITS };
+    let engine = start(ScriptedExecutor::new(limits));
+    let refused = |request: EngineRequest| engine.submit(request).map(|_| ()).unwrap_err();
+    let long: Vec<u32> = (0..200).collect();
+
+    assert_eq!(refused(request(&[], 1)), SubmitError::EmptyPrompt);
+    let too_long = |prompt| SubmitError::TooLong { prompt, max_model_len: 128 };
+    assert_eq!(refused(request(&long[..129], 0)), too_long(129));
+    assert_eq!(refused(request(&long[..128], 1)), too_long(128));
+    assert_eq!(
+        refused(request(&[1000], 1)),
+        SubmitError::UnknownToken { token: TokenId(1000), vocab_size: 1000 }
+    );
+    let many = EngineRequest { choices: NonZeroU32::new(9).unwrap(), ..request(&[1], 1) };
+    assert_eq!(refused(many), SubmitError::TooManyChoices { choices: 9, limit: 8 });
+    // 20 pages hold 80 tokens; the last token of an answer needs no place.
+    assert_eq!(refused(request(&long[..70], 12)), SubmitError::TooManyPages { needed: 21, available: 20 });
+    assert_eq!(answers(engine.submit(request(&long[..70], 11)).unwrap(), 1).unwrap()[0].0.len(), 11);
+    let sampling = Arc::new(SamplingParams { top_p: 0.0, ..Default::default() });
+    let message = refused(EngineRequest { sampling, ..request(&[1], 1) }).to_string();
+    assert_eq!(message, "top_p must be in (0, 1], got 0");
+}
+
+#[test]
+fn an_executor_that_can_do_no_work_starts_no_engine() {
+    let start = |limits| Engine::start(Box::new(ScriptedExecutor::new(limits)), EngineConfig::default());
+    let error = start(ExecutorLimits { max_batch_tokens: 7, ..SMALL_LIMITS }).unwrap_err();
+    assert_eq!(error.to_string(), "the executor's max_batch_tokens is 7; it must be at least 8");
+    assert!(start(ExecutorLimits { num_pages: 0, ..SMALL_LIMITS }).is_err());
+    assert!(start(ExecutorLimits { steps_in_flight: 0, ..SMALL_LIMITS }).is_err());
 }
