@@ -1,6 +1,9 @@
 //! What can go wrong while loading a tokenizer or a template, and while preparing a prompt.
 
-use std::{io, path::PathBuf};
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 use thiserror::Error;
 
@@ -59,6 +62,12 @@ pub enum LoadError {
         /// What is wrong with it.
         source: TemplateError,
     },
+}
+
+impl LoadError {
+    pub(super) fn invalid(path: &Path, reason: impl ToString) -> Self {
+        Self::Invalid { path: path.into(), reason: reason.to_string() }
+    }
 }
 
 /// A prompt that cannot be made from a request.

@@ -69,8 +69,7 @@ pub(super) enum TokenType {
 impl<'a> GgufTokenizerData<'a> {
     /// Reads the metadata of a file.
     pub fn read(gguf: &'a Gguf) -> Result<Self, LoadError> {
-        Self::try_read(gguf)
-            .map_err(|error| LoadError::Invalid { path: gguf.path().into(), reason: error.to_string() })
+        Self::try_read(gguf).map_err(|error| LoadError::invalid(gguf.path(), error))
     }
 
     fn try_read(gguf: &'a Gguf) -> Result<Self, GgufError> {

@@ -1,9 +1,6 @@
 //! Tokenizers of model directories, as published on the Hugging Face hub.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
 
 use oxide_infer::TokenId;
 use serde::{Deserialize, de::DeserializeOwned};
@@ -69,7 +66,7 @@ impl TokenText {
 /// Reads a JSON file that may be absent.
 pub(super) fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, LoadError> {
     let Some(text) = read_text(path)? else { return Ok(None) };
-    serde_json::from_str(&text).map(Some).map_err(|error| invalid(path, error))
+    serde_json::from_str(&text).map(Some).map_err(|error| LoadError::invalid(path, error))
 }
 
 /// Reads a text file that may be absent.
@@ -84,7 +81,7 @@ pub(super) fn read_text(path: &Path) -> Result<Option<String>, LoadError> {
 pub(super) fn load(dir: &Path) -> Result<Tokenizer, LoadError> {
     let path = dir.join("tokenizer.json");
     let text = read_text(&path)?.ok_or_else(|| LoadError::NoTokenizer(dir.into()))?;
-    let mut inner: tokenizers::Tokenizer = text.parse().map_err(|error| invalid(&path, error))?;
+    let mut inner: tokenizers::Tokenizer = text.parse().map_err(|error| LoadError::invalid(&path, error))?;
     drop(text);
 
     let config_path = dir.join("tokenizer_config.json");
@@ -140,8 +137,9 @@ fn add_missing_tokens(
 ) -> Result<(), LoadError> {
     let mut listed = Vec::new();
     for (id, token) in config.added_tokens_decoder.take().into_iter().flatten() {
-        let bad =
-            |error: &dyn std::fmt::Display| invalid(path, format!("added_tokens_decoder[{id:?}]: {error}"));
+        let bad = |error: &dyn std::fmt::Display| {
+            LoadError::invalid(path, format!("added_tokens_decoder[{id:?}]: {error}"))
+        };
         let number: u32 = id.parse().map_err(|error| bad(&error))?;
         let token: ListedToken = serde_json::from_value(token).map_err(|error| bad(&error))?;
         listed.push((number, token.into_added()));
@@ -207,14 +205,12 @@ fn affixes(config: &TokenizerConfig, named: &NamedTokens, path: &Path) -> Result
     let wanted = |wanted: bool, token: &Option<NamedToken>, name: &str| match token {
         _ if !wanted => Ok(Vec::new()),
         Some(token) => Ok(vec![token.id]),
-        None => Err(invalid(path, format!("add_{name}_token is true but there is no {name}_token"))),
+        None => {
+            Err(LoadError::invalid(path, format!("add_{name}_token is true but there is no {name}_token")))
+        }
     };
     Ok(Affixes::Fixed {
         before: wanted(config.add_bos_token.unwrap_or(bos_by_default), &named.bos, "bos")?,
         after: wanted(config.add_eos_token.unwrap_or(false), &named.eos, "eos")?,
     })
-}
-
-fn invalid(path: &Path, reason: impl ToString) -> LoadError {
-    LoadError::Invalid { path: PathBuf::from(path), reason: reason.to_string() }
 }

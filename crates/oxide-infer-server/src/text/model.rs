@@ -59,7 +59,7 @@ impl TextModel {
         if path.is_dir() {
             return Self::from_dir(path, options);
         }
-        let gguf = Gguf::open(path).map_err(|error| invalid(path, error))?;
+        let gguf = Gguf::open(path).map_err(|error| LoadError::invalid(path, error))?;
         Self::from_gguf(&gguf, options)
     }
 
@@ -189,7 +189,10 @@ impl TemplateSources {
                     let mut named: HashMap<String, String> = named.collect();
                     let default = named.remove("default");
                     let default = default.ok_or_else(|| {
-                        invalid(&path, "chat_template has several templates and none is named \"default\"")
+                        LoadError::invalid(
+                            &path,
+                            "chat_template has several templates and none is named \"default\"",
+                        )
                     })?;
                     return Ok(Some(Self { origin, default, tool_use: named.remove("tool_use") }));
                 }
@@ -257,8 +260,4 @@ fn dir_eos_ids(dir: &Path, named: &NamedTokens) -> Result<Vec<TokenId>, LoadErro
     let of_tokenizer = named.eos.as_ref().map(|token| token.id);
     ids.extend(of_tokenizer.filter(|id| !ids.contains(id)));
     Ok(ids)
-}
-
-fn invalid(path: &Path, reason: impl ToString) -> LoadError {
-    LoadError::Invalid { path: path.into(), reason: reason.to_string() }
 }

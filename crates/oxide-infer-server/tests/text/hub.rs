@@ -40,6 +40,12 @@ fn directories_encode_and_decode_as_in_transformers() {
     }
 }
 
+#[test]
+fn a_text_model_is_shared_between_threads() {
+    fn shared<T: Send + Sync>() {}
+    shared::<TextModel>();
+}
+
 /// A copy of a small model directory with more files in it.
 fn model_dir(files: &[(&str, &str)]) -> TempDir {
     let dir = tempfile::tempdir().unwrap();
