@@ -47,8 +47,9 @@ demo:
 .PHONY: test
 ## test: run everything that runs without a GPU: Rust tests, doc tests, Python clients
 test:
-	@scripts/need.sh cargo cc python3 pip venv
+	@scripts/need.sh cargo cc npm python3 pip venv
 	@$(MAKE) --no-print-directory model
+	@scripts/fetch-test-data.sh
 	@scripts/test.sh $(MODEL)
 
 # --- Check -------------------------------------------------------------------------------------------------------

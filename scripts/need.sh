@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: need.sh NAME...   (cargo, cc, curl, python3, pip, venv)
+# Usage: need.sh NAME...   (cargo, cc, curl, npm, python3, pip, venv)
 # Names every missing prerequisite with the command that installs it, and fails if there is one.
 set -euo pipefail
 
@@ -33,6 +33,8 @@ for name in "$@"; do
                 report "a C compiler" "$(install_command build-essential "gcc make" llvm)" ;;
         curl)
             command -v curl >/dev/null || report "curl" "$(install_command curl curl curl)" ;;
+        npm)
+            command -v npm >/dev/null || report "npm" "$(install_command npm npm node)" ;;
         python3)
             command -v python3 >/dev/null || report "python3" "$(install_command python3 python3 python)" ;;
         pip)
