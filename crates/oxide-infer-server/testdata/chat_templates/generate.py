@@ -58,11 +58,20 @@ def result(id, content):
 REQUESTS = {
     "user": {"messages": [HELLO]},
     "no generation prompt": {"messages": [HELLO, turn("assistant", "Hi!")], "add_generation_prompt": False},
-    "system and thoughts": {"messages": [SYSTEM, turn("user", " 1+1? \n"), THOUGHT, turn("user", "and 2+2?")]},
+    "system and thoughts": {
+        "messages": [SYSTEM, turn("user", " 1+1? \n"), THOUGHT, turn("user", "and 2+2?")]
+    },
     "thoughts last": {"messages": [turn("user", "1+1?"), THOUGHT], "add_generation_prompt": False},
     "tools": {"messages": [HELLO], "tools": TOOLS},
     "tool calls": {
-        "messages": [SYSTEM, HELLO, ASK, result("abcDEF123", '{"temp": 3}'), turn("assistant", "3 degrees"), HELLO],
+        "messages": [
+            SYSTEM,
+            HELLO,
+            ASK,
+            result("abcDEF123", '{"temp": 3}'),
+            turn("assistant", "3 degrees"),
+            HELLO,
+        ],
         "tools": TOOLS,
     },
     "two tool calls": {
@@ -77,7 +86,13 @@ REQUESTS = {
     "empty content": {"messages": [turn("user", "")]},
     "date": {"messages": [HELLO], "day": "Friday"},
 }
-DEFAULTS = {"bos_token": "<s>", "eos_token": "</s>", "add_generation_prompt": True, "tools": None, "documents": None}
+DEFAULTS = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "add_generation_prompt": True,
+    "tools": None,
+    "documents": None,
+}
 
 
 def main():

@@ -1,11 +1,12 @@
 """Writes expected.json: ids of chats whose content holds special-token text that is to stay text.
 
-The tokenizer is rebuilt from the demo model's GGUF with the Python package tokenizers. What lies between two markers of
-the ChatML template is encoded with encode_special_tokens, under which special-token text is ordinary text.
+The tokenizer is rebuilt from the demo model's GGUF with the Python package tokenizers. What lies between two
+markers of the ChatML template is encoded with encode_special_tokens: special-token text is plain text then.
 
-Usage: pip install tokenizers==0.22.2 gguf==0.19.0 && python generate.py ../../../../models/SmolLM2-135M-Instruct.Q4_1.gguf
+Usage: pip install tokenizers==0.22.2 gguf==0.19.0 && python generate.py MODEL.gguf
 """
 
+import itertools
 import json
 import pathlib
 import sys
@@ -35,7 +36,7 @@ def load(path):
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
-    special = [token for token, kind in zip(tokens, types) if kind == 3]
+    special = [token for token, kind in zip(tokens, types, strict=True) if kind == 3]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokenizer.encode_special_tokens = True
     return tokenizer
@@ -43,12 +44,15 @@ def load(path):
 
 def main():
     tokenizer = load(sys.argv[1])
-    text = lambda content: tokenizer.encode(content, add_special_tokens=False).ids
+
+    def text(content):
+        return tokenizer.encode(content, add_special_tokens=False).ids
+
     start, end = (tokenizer.token_to_id(token) for token in ("<|im_start|>", "<|im_end|>"))
     cases = []
     for contents in CHATS:
-        roles = ["user", "assistant"] * len(contents)
-        messages = [{"role": role, "content": content} for role, content in zip(roles, contents)]
+        roles = itertools.cycle(["user", "assistant"])
+        messages = [{"role": next(roles), "content": content} for content in contents]
         ids = []
         for message in [{"role": "system", "content": DEFAULT_SYSTEM}, *messages]:
             ids += [start, *text(f"{message['role']}\n{message['content']}"), end, *text("\n")]

@@ -1,5 +1,5 @@
-"""Writes small tokenizer directories in the ways that published models are configured, and to expected.json what
-transformers 4.57.1 makes of each.
+"""Writes small tokenizer directories in the ways that published models are configured, and to expected.json
+what transformers 4.57.1 makes of each.
 
 Usage: pip install transformers==4.57.1 && python generate.py
 """
@@ -30,7 +30,12 @@ def added(id, content, special=True, **more):
 
 
 def byte_level(add_prefix_space=False):
-    return {"type": "ByteLevel", "add_prefix_space": add_prefix_space, "trim_offsets": True, "use_regex": True}
+    return {
+        "type": "ByteLevel",
+        "add_prefix_space": add_prefix_space,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
 
 
 def byte_level_model():
@@ -40,7 +45,8 @@ def byte_level_model():
 
 
 def metaspace_model():
-    vocab = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁helowrdti", "he", "▁w", "▁h"]
+    fallback = [f"<0x{byte:02X}>" for byte in range(256)]
+    vocab = ["<unk>", "<s>", "</s>", *fallback, *"▁helowrdti", "he", "▁w", "▁h"]
     model = {"type": "BPE", "vocab": {piece: id for id, piece in enumerate(vocab)}, "unk_token": "<unk>"}
     return model | {"fuse_unk": True, "byte_fallback": True, "merges": [["h", "e"], ["▁", "w"], ["▁", "h"]]}
 
@@ -108,17 +114,47 @@ DIRECTORIES = {
     ),
     "config adds tokens and changes them": (
         tokenizer(
-            BYTES, byte_level(), byte_level(), [*ENDS, added(261, "<end>", special=False), added(262, "<keep>")]
+            BYTES,
+            byte_level(),
+            byte_level(),
+            [*ENDS, added(261, "<end>", special=False), added(262, "<keep>")],
         ),
         {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "bos_token": {"content": "<s>", "lstrip": False, "normalized": False, "rstrip": False, "__type": "AddedToken"},
+            "bos_token": {
+                "content": "<s>",
+                "lstrip": False,
+                "normalized": False,
+                "rstrip": False,
+                "__type": "AddedToken",
+            },
             "eos_token": "</s>",
             "pad_token": "<pad>",
             "added_tokens_decoder": {
-                "261": {"content": "<end>", "special": True, "rstrip": True, "lstrip": True, "normalized": False, "single_word": False},
-                "264": {"content": "<new2>", "special": False, "rstrip": False, "lstrip": False, "normalized": True, "single_word": False},
-                "263": {"content": "<new>", "special": True, "rstrip": False, "lstrip": True, "normalized": False, "single_word": False},
+                "261": {
+                    "content": "<end>",
+                    "special": True,
+                    "rstrip": True,
+                    "lstrip": True,
+                    "normalized": False,
+                    "single_word": False,
+                },
+                "264": {
+                    "content": "<new2>",
+                    "special": False,
+                    "rstrip": False,
+                    "lstrip": False,
+                    "normalized": True,
+                    "single_word": False,
+                },
+                "263": {
+                    "content": "<new>",
+                    "special": True,
+                    "rstrip": False,
+                    "lstrip": True,
+                    "normalized": False,
+                    "single_word": False,
+                },
             },
             "additional_special_tokens": ["<role>"],
         },
@@ -141,7 +177,10 @@ DIRECTORIES = {
     ),
     "metaspace before the first word only": (
         tokenizer(
-            metaspace_model(), METASPACE, LLAMA_DECODER, [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>")]
+            metaspace_model(),
+            METASPACE,
+            LLAMA_DECODER,
+            [added(0, "<unk>"), added(1, "<s>"), added(2, "</s>")],
         ),
         {"tokenizer_class": "LlamaTokenizer", "unk_token": "<unk>", **ROLES},
         None,
@@ -155,7 +194,8 @@ def main():
         directory = HERE / name.replace(" ", "-")
         shutil.rmtree(directory, ignore_errors=True)
         directory.mkdir()
-        for file, content in zip(("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"), files):
+        names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+        for file, content in zip(names, files, strict=True):
             if content is not None:
                 (directory / file).write_text(json.dumps(content, ensure_ascii=False) + "\n")
         loaded = AutoTokenizer.from_pretrained(directory)
@@ -166,7 +206,7 @@ def main():
             case["decoded"] = loaded.decode(ids)
             case["decoded_without_special"] = loaded.decode(ids, skip_special_tokens=True)
             cases.append(case)
-        roles = {role: loaded.convert_tokens_to_ids(getattr(loaded, role)) for role in ("bos_token", "eos_token")}
+        roles = {"bos_token": loaded.bos_token_id, "eos_token": loaded.eos_token_id}
         expected.append({"directory": directory.name, **roles, "cases": cases})
     (HERE / "expected.json").write_text(json.dumps(expected, ensure_ascii=False, indent=1) + "\n")
 

@@ -1,5 +1,5 @@
-"""Trains a small SentencePiece model on this project's comments and writes its vocabulary, and what it gives for some
-texts, to expected.json.
+"""Trains a small SentencePiece model on this project's comments and writes its vocabulary, and what it gives
+for some texts, to expected.json. The comments change, so a new run gives another vocabulary.
 
 Usage: pip install sentencepiece==0.2.3 && python generate.py
 """
@@ -78,7 +78,8 @@ def main():
         "bos": model.bos_id(),
         "eos": model.eos_id(),
         "cases": [
-            {"text": text, "ids": model.encode(text), "decoded": model.decode(model.encode(text))} for text in TEXTS
+            {"text": text, "ids": model.encode(text), "decoded": model.decode(model.encode(text))}
+            for text in TEXTS
         ],
     }
     path = pathlib.Path(__file__).with_name("expected.json")
