@@ -144,6 +144,19 @@ impl Registry {
     /// The artifact for a request: all properties equal, every dimension in its domain, and where several artifacts are left,
     /// the one whose algorithm the selection rules name.
     pub fn select(&self, request: &Request) -> Result<Arc<Artifact>, SelectError> {
+        let candidates = self.candidates(request)?;
+        match candidates.as_slice() {
+            [only] => Ok(Arc::clone(only)),
+            several => self.decide(request, several),
+        }
+    }
+
+    /// Every artifact that admits a request: at least one. [`Registry::select`] decides among them.
+    ///
+    /// # Errors
+    ///
+    /// [`SelectError::NoContract`] or [`SelectError::NotCovered`].
+    pub fn candidates(&self, request: &Request) -> Result<Vec<&Arc<Artifact>>, SelectError> {
         let of_contract = |artifact: &&Arc<Artifact>| {
             let manifest = artifact.manifest();
             manifest.contract == request.contract && manifest.contract_version == request.version
@@ -155,11 +168,10 @@ impl Registry {
                 Some(miss) => misses.push(miss),
             }
         }
-        match candidates.as_slice() {
-            [] if misses.is_empty() => Err(SelectError::NoContract { request: request.clone().into() }),
-            [] => Err(SelectError::NotCovered { request: request.clone().into(), misses: nearest(misses) }),
-            [only] => Ok(Arc::clone(only)),
-            several => self.decide(request, several),
+        match candidates.is_empty() {
+            false => Ok(candidates),
+            true if misses.is_empty() => Err(SelectError::NoContract { request: request.clone().into() }),
+            true => Err(SelectError::NotCovered { request: request.clone().into(), misses: nearest(misses) }),
         }
     }
 

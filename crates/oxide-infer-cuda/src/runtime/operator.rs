@@ -452,46 +452,61 @@ mod tests {
 
     fn rms_norm() -> Request {
         Request::new("normalization.rms_norm", 1)
-            .property("element", "bf16")
-            .property("residual", "add")
-            .dimension("rows", ROWS as u64)
-            .dimension("hidden", HIDDEN as u64)
+            .property("dtype", "bf16")
+            .property("weight_dtype", "bf16")
+            .property("residual", "present")
+            .dimension("tokens", ROWS as u64)
+            .dimension("heads", 1)
+            .dimension("hidden_size", HIDDEN as u64)
     }
 
     struct Bench {
         driver: Arc<SimulatedDriver>,
         context: Context,
+        registry: Arc<Registry>,
         loader: Loader,
     }
 
-    fn bench() -> Bench {
+    fn device() -> (Arc<SimulatedDriver>, Context) {
         let driver = SimulatedDriver::new();
         let context = Context::primary_on(driver.clone(), 0).unwrap();
+        (driver, context)
+    }
+
+    /// Plans one artifact by name, whatever the selection rules prefer.
+    fn plan(bench: &mut Bench) -> OperatorPlan {
+        let artifact = bench.registry.artifact("add_rms_norm.bf16.loads_256").unwrap().clone();
+        bench.loader.plan_artifact(artifact, rms_norm().dimensions().clone()).unwrap()
+    }
+
+    fn bench() -> Bench {
+        let (driver, context) = device();
         let registry = Arc::new(Registry::embedded(Target::hopper()).unwrap());
-        let loader = Loader::new(&context, registry);
-        Bench { driver, context, loader }
+        let loader = Loader::new(&context, registry.clone());
+        Bench { driver, context, registry, loader }
     }
 
     #[test]
     fn an_operator_is_planned_bound_and_enqueued_from_its_manifest_alone() {
-        let Bench { driver, context, mut loader } = bench();
-        let plan = loader.plan(&rms_norm()).unwrap();
+        let mut bench = bench();
+        let plan = plan(&mut bench);
+        let Bench { driver, context, loader, .. } = bench;
         let rows = Region::<bf16>::allocate(&context, 3 * ROWS * HIDDEN).unwrap();
         let part = |i: usize| rows.slice(i * ROWS * HIDDEN..(i + 1) * ROWS * HIDDEN).unwrap();
-        let (x, residual, out) = (part(0), part(1), part(2));
+        let (input, residual, output) = (part(0), part(1), part(2));
         let weight = Region::<bf16>::allocate(&context, HIDDEN).unwrap();
         let operands = Operands::new()
-            .region("x", &x)
+            .region("input", &input)
             .region("residual", &residual)
             .region("weight", &weight)
-            .region("out", &out)
+            .region("output", &output)
             .attribute("epsilon", 1e-6);
         let operator = plan.bind(&operands).unwrap();
         assert_eq!(operator.launches()[0].shape().grid, [3, 1, 1]);
         let stream = context.stream().unwrap();
         let mut scope = CommandScope::new(&stream).unwrap();
         operator.enqueue(&mut scope).unwrap();
-        drop((rows, x, residual, out, weight, operator, plan, loader));
+        drop((rows, input, residual, output, weight, operator, plan, loader));
         scope.finish().unwrap().wait().unwrap();
         assert_eq!(driver.launches(), 1);
         assert!(driver.violations().is_empty());
@@ -499,16 +514,17 @@ mod tests {
 
     #[test]
     fn operands_that_do_not_match_the_manifest_are_refused_by_name() {
-        let Bench { context, mut loader, .. } = bench();
-        let plan = loader.plan(&rms_norm()).unwrap();
+        let mut bench = bench();
+        let plan = plan(&mut bench);
+        let context = bench.context;
         let region = |len| Region::<bf16>::allocate(&context, len).unwrap();
-        let (x, residual, out, weight) =
+        let (input, residual, output, weight) =
             (region(ROWS * HIDDEN), region(ROWS * HIDDEN), region(ROWS * HIDDEN), region(HIDDEN));
         let good = Operands::new()
-            .region("x", &x)
+            .region("input", &input)
             .region("residual", &residual)
             .region("weight", &weight)
-            .region("out", &out)
+            .region("output", &output)
             .attribute("epsilon", 1e-6);
         let refused = |operands: &Operands<'_>| plan.bind(operands).err().map(|error| error.to_string());
         let name = &plan.artifact().manifest().name;
@@ -537,12 +553,12 @@ mod tests {
             Err(BindError::Alignment { operand, alignment: 16, .. }) if operand == "weight"
         ));
         assert!(matches!(
-            plan.bind(&good.clone().region("out", &x)),
-            Err(BindError::Alias { first, second, .. }) if (first.as_str(), second.as_str()) == ("out", "x")
+            plan.bind(&good.clone().region("output", &input)),
+            Err(BindError::Alias { first, second, .. }) if (first.as_str(), second.as_str()) == ("output", "input")
         ));
-        let missing = Operands::new().region("x", &x).attribute("epsilon", 1e-6);
+        let missing = Operands::new().region("input", &input).attribute("epsilon", 1e-6);
         assert_eq!(refused(&missing), Some(format!("{name}: operand residual is missing")));
-        let Bench { context: other, .. } = bench();
+        let (_, other) = device();
         let foreign = Region::<bf16>::allocate(&other, HIDDEN).unwrap();
         assert!(matches!(
             plan.bind(&good.clone().region("weight", &foreign)),
@@ -553,8 +569,8 @@ mod tests {
     #[test]
     fn an_operator_that_no_artifact_covers_names_what_is_missing() {
         let Bench { mut loader, .. } = bench();
-        let error = loader.plan(&rms_norm().dimension("hidden", 12)).err().unwrap().to_string();
-        assert!(error.contains("hidden"), "{error}");
+        let error = loader.plan(&rms_norm().dimension("hidden_size", 12)).err().unwrap().to_string();
+        assert!(error.contains("hidden_size"), "{error}");
         assert!(matches!(
             loader.plan(&Request::new("no.such", 1)),
             Err(PlanError::Select(SelectError::NoContract { .. }))

@@ -1,0 +1,29 @@
+//! The gates, each a question to the hardware.
+
+mod conformance;
+mod lifetime;
+
+use crate::record::Finding;
+use oxide_infer_cuda::artifact::Registry;
+use oxide_infer_cuda::runtime::Context;
+use std::sync::Arc;
+
+/// A set of checks on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Gate {
+    /// Every artifact against the contracts' references, with guards, poison and bad indices.
+    Conformance,
+    /// Dropping and replaying while the device works; copies; timing of launches.
+    Lifetime,
+}
+
+impl Gate {
+    pub(crate) const ALL: &'static [Self] = &[Self::Conformance, Self::Lifetime];
+
+    pub(crate) fn run(self, context: &Context, registry: &Arc<Registry>) -> Finding {
+        match self {
+            Self::Conformance => conformance::run(context, registry),
+            Self::Lifetime => lifetime::run(context, registry),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! What a run found, as JSON.
+
+use anyhow::{Context as _, Result};
+use oxide_infer_cuda::artifact::Registry;
+use oxide_infer_cuda::runtime::Context;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// One run of the lab.
+#[derive(Debug, Serialize)]
+pub(crate) struct Record {
+    /// Version of this format.
+    schema: u32,
+    /// Source revision of the binary.
+    revision: String,
+    /// Seconds since 1970.
+    time: u64,
+    command: Vec<String>,
+    device: Device,
+    /// Name of every artifact, and the hash of its machine code.
+    artifacts: BTreeMap<String, String>,
+    findings: Vec<Finding>,
+}
+
+#[derive(Debug, Serialize)]
+struct Device {
+    name: String,
+    compute_capability: String,
+    multiprocessors: u32,
+    total_memory: u64,
+    /// CUDA version of the driver, as `cuDriverGetVersion` gives it.
+    driver: u32,
+}
+
+/// What one gate found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) gate: &'static str,
+    /// Checks that passed, by what was checked.
+    pub(crate) passed: BTreeMap<String, usize>,
+    /// Checks that the gated code does not claim to pass, with its reason.
+    pub(crate) not_covered: BTreeMap<String, usize>,
+    /// Checks that failed.
+    pub(crate) failures: Vec<String>,
+    /// Numbers measured on the way, with their unit in the name.
+    pub(crate) measured: BTreeMap<String, f64>,
+}
+
+impl Record {
+    pub(crate) fn new(context: &Context, registry: &Registry, revision: &str) -> Result<Self> {
+        let device = context.device();
+        let (major, minor) = device.compute_capability;
+        let hash = |artifact: &std::sync::Arc<oxide_infer_cuda::artifact::Artifact>| {
+            (artifact.manifest().name.clone(), artifact.manifest().cubin.sha256.to_string())
+        };
+        Ok(Self {
+            schema: 1,
+            revision: revision.to_owned(),
+            time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+            command: std::env::args().collect(),
+            device: Device {
+                name: device.name.clone(),
+                compute_capability: format!("{major}.{minor}"),
+                multiprocessors: device.multiprocessors,
+                total_memory: device.total_memory,
+                driver: context.driver_version()?,
+            },
+            artifacts: registry.artifacts().map(hash).collect(),
+            findings: Vec::new(),
+        })
+    }
+
+    pub(crate) fn add(&mut self, finding: Finding) {
+        self.findings.push(finding);
+    }
+
+    pub(crate) fn passed(&self) -> bool {
+        self.findings.iter().all(Finding::is_pass)
+    }
+
+    pub(crate) fn verdict(&self) -> String {
+        let passed = self.findings.iter().filter(|finding| finding.is_pass()).count();
+        format!("{passed} of {} gates passed", self.findings.len())
+    }
+
+    pub(crate) fn write(&self, path: &Path) -> Result<()> {
+        let json = serde_json::to_string_pretty(self)?;
+        std::fs::write(path, json + "\n").with_context(|| format!("writing {}", path.display()))
+    }
+}
+
+impl Finding {
+    pub(crate) fn of(gate: &'static str) -> Self {
+        Self {
+            gate,
+            passed: BTreeMap::new(),
+            not_covered: BTreeMap::new(),
+            failures: Vec::new(),
+            measured: BTreeMap::new(),
+        }
+    }
+
+    /// Counts a check, or keeps why it failed.
+    pub(crate) fn check(&mut self, what: &str, outcome: Result<()>) {
+        match outcome {
+            Ok(()) => *self.passed.entry(what.to_owned()).or_default() += 1,
+            Err(error) => self.failures.push(format!("{what}: {error:#}")),
+        }
+    }
+
+    /// A gate that checked nothing has not passed.
+    pub(crate) fn is_pass(&self) -> bool {
+        self.failures.is_empty() && !self.passed.is_empty()
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let verdict = if self.is_pass() { "pass" } else { "FAIL" };
+        write!(f, "{verdict} {}", self.gate)?;
+        self.passed.iter().try_for_each(|(what, count)| write!(f, "\n  {count:>6} {what}"))?;
+        self.not_covered
+            .iter()
+            .try_for_each(|(why, count)| write!(f, "\n  {count:>6} not covered: {why}"))?;
+        self.measured.iter().try_for_each(|(what, value)| write!(f, "\n  {what}: {value:.3}"))?;
+        self.failures.iter().take(20).try_for_each(|failure| write!(f, "\n  failed: {failure}"))
+    }
+}
