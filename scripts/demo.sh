@@ -9,8 +9,9 @@ question=${QUESTION:-What is the capital of France, and what is it known for?}
 port=${PORT:-$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')}
 url=http://127.0.0.1:$port
 
-echo "== $binary serve --model $model --device cpu --port $port"
-"$binary" serve --model "$model" --device cpu --port "$port" &
+serve=("$binary" serve --model "$model" --served-model-name smollm2 --device cpu --port "$port")
+echo "== ${serve[*]}"
+"${serve[@]}" &
 server=$!
 trap 'kill "$server" 2>/dev/null || true' EXIT
 
@@ -26,8 +27,8 @@ done
 curl --silent --show-error --fail --output /dev/null "$url/ready"
 
 body=$(python3 -c 'import json, sys
-print(json.dumps({"messages": [{"role": "user", "content": sys.argv[1]}], "stream": True, "max_tokens": 128,
-                  "temperature": 0}))' "$question")
+print(json.dumps({"model": "smollm2", "messages": [{"role": "user", "content": sys.argv[1]}], "stream": True,
+                  "max_tokens": 128, "temperature": 0}))' "$question")
 echo
 echo "== curl -N $url/v1/chat/completions -H 'content-type: application/json' -d '$body'"
 echo

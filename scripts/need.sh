@@ -12,7 +12,7 @@ install_command() {
     elif command -v brew >/dev/null; then
         echo "brew install $3"
     else
-        echo "install $2 with your package manager"
+        echo "your package manager: $2"
     fi
 }
 

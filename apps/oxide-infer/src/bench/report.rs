@@ -1,0 +1,92 @@
+//! Results as a table and as JSON.
+
+use super::client::Failure;
+use super::offline::EngineSpeed;
+use super::stats::{Distribution, Summary};
+use crate::cli::values::ByteSize;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+/// How often each failure happened.
+pub(crate) fn count_failures(failures: &[Failure]) -> BTreeMap<String, usize> {
+    let mut counts = BTreeMap::new();
+    for failure in failures {
+        *counts.entry(failure.to_string()).or_insert(0) += 1;
+    }
+    counts
+}
+
+/// The summary for a reader.
+pub(crate) fn table(summary: &Summary, failures: &BTreeMap<String, usize>) -> String {
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| {
+        // Writing to a String cannot fail.
+        let _ = writeln!(out, "{name:<28}{value}");
+    };
+    line("requests completed", summary.completed.to_string());
+    line("requests failed", summary.failed.to_string());
+    for (reason, count) in failures {
+        line("", format!("{count} × {reason}"));
+    }
+    line("duration", format!("{:.2} s", summary.duration_s));
+    line("input tokens", summary.input_tokens.to_string());
+    line("output tokens", summary.output_tokens.to_string());
+    line("requests per second", format!("{:.3}", summary.requests_per_s));
+    line("output tokens per second", format!("{:.2}", summary.output_tokens_per_s));
+    line("total tokens per second", format!("{:.2}", summary.total_tokens_per_s));
+    let _ = writeln!(out, "\n{:<10}{:>10}{:>10}{:>10}{:>10}{:>10}", "ms", "mean", "p50", "p90", "p95", "p99");
+    for (name, times) in [
+        ("TTFT", &summary.ttft_ms),
+        ("ITL", &summary.itl_ms),
+        ("TPOT", &summary.tpot_ms),
+        ("E2E", &summary.e2e_ms),
+    ] {
+        row(&mut out, name, times.as_ref());
+    }
+    out
+}
+
+fn row(out: &mut String, name: &str, times: Option<&Distribution>) {
+    let _ = write!(out, "{name:<10}");
+    match times {
+        Some(t) => {
+            for value in [t.mean, t.p50, t.p90, t.p95, t.p99] {
+                let _ = write!(out, "{value:>10.2}");
+            }
+            out.push('\n');
+        }
+        None => out.push_str("         -\n"),
+    }
+}
+
+/// The engine's speed for a reader.
+pub(crate) fn speed_table(speed: &EngineSpeed) -> String {
+    let mut out =
+        format!("{:<18}{:>10}{:>10}{:>10}{:>10}\n", "tokens per second", "median", "mean", "min", "max");
+    for (name, rate) in
+        [("prefill", Some(&speed.prefill_tokens_per_s)), ("decode", speed.decode_tokens_per_s.as_ref())]
+    {
+        if let Some(rate) = rate {
+            let _ = writeln!(
+                out,
+                "{name:<18}{:>10.1}{:>10.1}{:>10.1}{:>10.1}",
+                rate.p50, rate.mean, rate.min, rate.max
+            );
+        }
+    }
+    if let Some(bytes) = speed.peak_rss_bytes {
+        let _ = writeln!(out, "peak memory       {}", ByteSize(bytes));
+    }
+    out
+}
+
+/// Writes a result as JSON to a file, or to standard output for `-`.
+pub(crate) fn write_json(path: &Path, result: &serde_json::Value) -> anyhow::Result<()> {
+    use anyhow::Context;
+    let text = format!("{result:#}\n");
+    if path.as_os_str() == "-" {
+        return Ok(crate::terminal::print(&text)?);
+    }
+    std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}

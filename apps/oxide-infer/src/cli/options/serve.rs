@@ -1,0 +1,81 @@
+//! Options of `serve`.
+
+use super::ModelOptions;
+use crate::cli::values::{ByteSize, duration};
+use clap::Args;
+use clap::builder::ValueParser;
+use std::time::Duration;
+
+/// Serve a model over HTTP with the OpenAI API
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Examples:
+  oxide-infer serve --model models/SmolLM2-135M-Instruct.Q4_1.gguf
+  oxide-infer serve --model Qwen/Qwen2.5-0.5B-Instruct --host 0.0.0.0 --port 8080 --api-key \"$KEY\"
+  oxide-infer serve --model ./my-model --device cpu --threads 8 --kv-memory 4GiB --max-model-len 8192
+
+  curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
+    -d '{\"model\": \"SmolLM2-135M-Instruct.Q4_1\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'")]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelOptions,
+
+    /// Name or address to listen on
+    #[arg(long, value_name = "HOST", default_value = "127.0.0.1", help_heading = "Server")]
+    pub(crate) host: String,
+
+    /// Port to listen on; 0 takes a free one and prints it
+    #[arg(long, value_name = "PORT", default_value = "8000", help_heading = "Server")]
+    pub(crate) port: u16,
+
+    /// Name of the model in the API; may be given several times [default: from --model]
+    #[arg(long, value_name = "NAME", value_delimiter = ',', help_heading = "Server")]
+    pub(crate) served_model_name: Vec<String>,
+
+    /// Key that clients must send as `Authorization: Bearer KEY`; may be given several times [default: none is asked for]
+    #[arg(
+        long,
+        value_name = "KEY",
+        value_delimiter = ',',
+        hide_env_values = true,
+        hide_default_value = true,
+        help_heading = "Server"
+    )]
+    pub(crate) api_key: Vec<String>,
+
+    /// Requests that may wait for the engine; past it a request gets 429
+    #[arg(long, value_name = "N", default_value = "256", help_heading = "Server")]
+    pub(crate) max_waiting: usize,
+
+    /// Largest request body
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = str::parse::<ByteSize>, help_heading = "Server")]
+    pub(crate) max_body: ByteSize,
+
+    /// Most answers (`n`) that one request may ask for
+    #[arg(long, value_name = "N", default_value = "128", help_heading = "Server")]
+    pub(crate) max_choices: u32,
+
+    /// On SIGTERM: how long requests in flight may take to finish
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = ValueParser::from(duration), help_heading = "Server")]
+    pub(crate) drain_timeout: Duration,
+
+    /// Keep text of special tokens in users' messages from becoming special
+    #[arg(
+        long,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value = "false",
+        value_name = "BOOL",
+        help_heading = "Server"
+    )]
+    pub(crate) escape_special_tokens: bool,
+
+    /// Prefix of metric names; `vllm:` gives vLLM's names
+    #[arg(long, value_name = "PREFIX", default_value = "oxide_infer_", help_heading = "Server")]
+    pub(crate) metrics_prefix: String,
+
+    /// Web origin that may call the API from a browser, or `*`; may be given several times [default: none]
+    #[arg(long, value_name = "ORIGIN", value_delimiter = ',', help_heading = "Server")]
+    pub(crate) cors_origin: Vec<String>,
+}
