@@ -180,11 +180,11 @@ impl EngineThread {
     /// Schedules the next step and submits it, if there is anything to compute.
     fn launch(&mut self) -> Result<Scheduled, ExecutorError> {
         let scheduled = self.scheduler.schedule(&mut self.batch, Instant::now());
+        // Before the step, which may take long: a request that has left the queue gives its place back now.
+        self.deliver();
         if scheduled == Scheduled::Step {
             self.executor.submit(&self.batch)?;
         }
-        // Before the wait for the step: a request that has left the queue gives its place back now.
-        self.deliver();
         Ok(scheduled)
     }
 
