@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -13,6 +14,7 @@ import zstandard
 
 from oxide_tile import lowering, nvrtc, sources
 from oxide_tile.definition import Definition
+from oxide_tile.launch import Lowered
 from oxide_tile.manifest import ZSTD_LEVEL, encode, manifest, source
 from oxide_tile.profile import Job, Profile, load
 
@@ -86,7 +88,7 @@ def make(job: Job, profile: Profile, cache: Path) -> Artifact:
     start = time.monotonic()
     try:
         definition = define(job)
-        lowered = lowering.lower(definition.function, definition.pass_configs, definition.derived)
+        lowered = lower(job, definition, cache)
         (cache / f"{job.name}.cu").write_text(lowered.source)
         cached = cache / f"{nvrtc.cache_key(lowered.source)}.cubin"
         compiled = not cached.exists()
@@ -97,6 +99,15 @@ def make(job: Job, profile: Profile, cache: Path) -> Artifact:
     except Exception as error:
         raise RuntimeError(f"{job.name}: {type(error).__name__}: {error}") from error
     return Artifact(job, facts, cubin, time.monotonic() - start, compiled)
+
+
+def lower(job: Job, definition: Definition, cache: Path) -> Lowered:
+    """Lower a kernel, or take from the cache what lowering the same sources gave before."""
+    cached = cache / f"{sources.sha256(encode(source(job)))}.lowered"
+    if not cached.exists():
+        lowered = lowering.lower(definition.function, definition.pass_configs, definition.derived)
+        put(cached, pickle.dumps(lowered))
+    return pickle.loads(cached.read_bytes())
 
 
 def define(job: Job) -> Definition:

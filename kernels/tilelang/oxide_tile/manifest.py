@@ -80,8 +80,10 @@ def source(job: Job) -> dict[str, object]:
 
 def encode(value: object) -> bytes:
     """JSON text with one key a line, so that a change reads well in a diff, and lists and objects of scalars on one."""
-    text = json.dumps(value, indent=1)
-    return (re.sub(r"[\[{][^\[\]{}]*[\]}]", one_line, text) + "\n").encode()
+    text = re.sub(r"[\[{][^\[\]{}]*[\]}]", one_line, json.dumps(value, indent=1))
+    if json.loads(text) != value:
+        raise ManifestError("a string that looks like a list cannot be put on one line")
+    return (text + "\n").encode()
 
 
 def one_line(match: re.Match[str]) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oxide_tile.definition import Domain
+from oxide_tile.definition import UNLIMITED, Domain
 
 Value = str | int | bool
 
@@ -51,7 +51,7 @@ def load(root: Path, name: str) -> Profile:
     """Read `profiles/NAME.toml` and the schedule files that it uses, under `root`."""
     table = Table(read(root / "profiles" / f"{name}.toml"), f"profile {name}")
     jobs = [job for build in table.take("build", []) for job in jobs_of(Table(build, f"profile {name}, build"), root)]
-    rules = [rule_of(Table(rule, f"profile {name}, select")) for rule in table.take("select", [])]
+    rules = [rule for choice in table.take("select", []) for rule in rules_of(Table(choice, f"profile {name}, select"))]
     profile = Profile(table.take("architecture"), tuple(jobs), tuple(rules))
     table.finish()
     names = [job.name for job in jobs]
@@ -87,12 +87,18 @@ def jobs_of(build: "Table", root: Path) -> list[Job]:
     ]
 
 
-def rule_of(rule: "Table") -> Rule:
-    """One `[[select]]` table."""
-    when = {dimension: (low, high) for dimension, (low, high) in rule.take("when", {}).items()}
-    result = Rule(rule.take("contract"), rule.take("properties", {}), when, rule.take("algorithm"))
-    rule.finish()
-    return result
+def rules_of(choice: "Table") -> list[Rule]:
+    """One `[[select]]` table: for growing values of dimension `by`, the algorithm up to each of `steps`."""
+    contract, properties = choice.take("contract"), choice.take("properties", {})
+    when = {dimension: (low, high) for dimension, (low, high) in choice.take("when", {}).items()}
+    by, steps = choice.take("by"), choice.take("steps")
+    choice.finish()
+    rules, low = [], 1
+    for high, algorithm in steps:
+        last = UNLIMITED if high == "any" else high
+        rules.append(Rule(contract, properties, {**when, by: (low, last)}, algorithm))
+        low = last + 1
+    return rules
 
 
 def read(path: Path) -> dict[str, Any]:

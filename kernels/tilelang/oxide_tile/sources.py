@@ -1,5 +1,6 @@
 """Hashes of what an artifact is made from, computed the same way as `artifact/source.rs` does."""
 
+import ast
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -10,7 +11,8 @@ PACKAGE = "oxide_tile"
 TOOLCHAIN_FILES = (
     "requirements.lock",
     f"{PACKAGE}/definition.py",
-    f"{PACKAGE}/families/common.py",
+    f"{PACKAGE}/expr.py",
+    f"{PACKAGE}/launch.py",
     f"{PACKAGE}/lowering.py",
     f"{PACKAGE}/nvrtc.py",
 )
@@ -18,7 +20,23 @@ TOOLCHAIN_FILES = (
 
 def source_files(family: str) -> tuple[str, ...]:
     """The files that decide a family's kernels and their domains, relative to `ROOT`, sorted."""
-    return tuple(sorted((*TOOLCHAIN_FILES, f"{PACKAGE}/families/{family}.py")))
+    return tuple(sorted({*TOOLCHAIN_FILES, *family_files(family)}))
+
+
+def family_files(family: str) -> set[str]:
+    """A family's file and those of the families that it imports."""
+    name = f"{PACKAGE}/families/{family}.py"
+    found = {name}
+    for node in ast.walk(ast.parse((ROOT / name).read_text())):
+        if not isinstance(node, ast.ImportFrom) or node.module is None:
+            continue
+        if node.module == f"{PACKAGE}.families":
+            imported = [alias.name for alias in node.names]
+        else:
+            _, in_families, rest = node.module.partition(f"{PACKAGE}.families.")
+            imported = [rest] if in_families else []
+        found.update(*(family_files(other) for other in imported))
+    return found
 
 
 def builder_files(profile: str, families: Iterable[str]) -> tuple[str, ...]:

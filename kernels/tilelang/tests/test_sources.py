@@ -16,3 +16,10 @@ def test_a_family_depends_on_its_own_file_and_not_on_its_siblings():
     assert "oxide_tile/families/gemm.py" in files
     assert "oxide_tile/families/sampling.py" not in files
     assert list(files) == sorted(files)
+
+
+def test_a_family_depends_on_what_its_file_imports():
+    files = source_files("paged_decode")
+    assert "oxide_tile/families/attention.py" in files
+    assert "oxide_tile/families/common.py" in files
+    assert "oxide_tile/families/paged_prefill.py" not in files

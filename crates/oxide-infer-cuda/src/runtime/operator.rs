@@ -475,7 +475,7 @@ mod tests {
 
     /// Plans one artifact by name, whatever the selection rules prefer.
     fn plan(bench: &mut Bench) -> OperatorPlan {
-        let artifact = bench.registry.artifact("add_rms_norm.bf16.loads_256").unwrap().clone();
+        let artifact = bench.registry.artifact("add_rms_norm.bf16.up_to_2k").unwrap().clone();
         bench.loader.plan_artifact(artifact, rms_norm().dimensions().clone()).unwrap()
     }
 

@@ -1,8 +1,14 @@
 //! Launches of the embedded artifacts, against numbers worked by hand.
 
+use oxide_infer::attention::{Attention, Mask, paged_decode, paged_prefill};
+use oxide_infer::gemm::dense;
+use oxide_infer::kv_cache::{PageLayout, Paging, rope_append};
+use oxide_infer::normalization::rms_norm;
+use oxide_infer::position::rope::{self, Pairing, Scaling};
+use oxide_infer::{Contract, DType, Presence, Spec, WeightFormat};
 use oxide_infer_cuda::artifact::manifest::{Determinism, Role};
 use oxide_infer_cuda::artifact::{
-    Artifact, Dimensions, Registry, ResolveError, ResolvedLaunch, ResolvedParameter, Target,
+    Artifact, Dimensions, Registry, Request, ResolveError, ResolvedLaunch, ResolvedParameter, Target,
 };
 use proptest::prelude::*;
 use std::sync::{Arc, LazyLock};
@@ -39,7 +45,7 @@ const DECODE: &[(&str, u64)] = &[
 
 #[test]
 fn a_norm_takes_one_block_a_row() {
-    let norm = artifact("rms_norm.bf16.loads_256");
+    let norm = artifact("rms_norm.bf16.up_to_2k");
     let values = [("tokens", 7), ("heads", 3), ("hidden_size", 1536)];
     let launches = resolve(norm, &values);
     assert_eq!((launches.len(), launches[0].grid, launches[0].launch.block), (1, [21, 1, 1], [256, 1, 1]));
@@ -170,6 +176,95 @@ fn values_outside_domain_or_machine_are_refused() {
     assert!(matches!(rows, ResolveError::Limit { value: 65_536, max: 65_535, .. }), "{rows}");
     let absent = product.resolve(&dimensions(&[("m", 1), ("n", 8)])).unwrap_err();
     assert!(matches!(absent, ResolveError::Domain { .. }));
+}
+
+#[test]
+fn every_artifact_is_of_a_contract_that_there_is() {
+    for artifact in REGISTRY.artifacts() {
+        let manifest = artifact.manifest();
+        let contract = Contract::find(&manifest.contract, manifest.contract_version);
+        assert!(contract.is_some(), "{}: {} v{}", manifest.name, manifest.contract, manifest.contract_version);
+    }
+}
+
+/// What a planner asks for a spec, beyond the spec's own properties and dimensions, by contract.
+#[test]
+fn specs_of_a_model_select_one_artifact_at_every_batch_size() {
+    for tokens in [1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 256, 257, 4096] {
+        for (hidden_size, out) in [(576, 960), (1536, 2048), (3584, 18_944), (4096, 6144)] {
+            let norm = rms_norm::Spec::new(rms_norm::Config {
+                dtype: DType::BF16,
+                weight_dtype: DType::BF16,
+                hidden_size,
+                epsilon: 1e-6,
+                residual: Presence::Present,
+            });
+            select(&norm.unwrap(), &[("tokens", tokens), ("heads", 1)], &[]);
+            for (bias, residual, output) in [
+                (None, Presence::Absent, DType::BF16),
+                (None, Presence::Absent, DType::F32),
+                (Some(DType::BF16), Presence::Absent, DType::BF16),
+                (None, Presence::Present, DType::BF16),
+            ] {
+                for (n, k) in [(out, hidden_size), (hidden_size, out)] {
+                    let weight = WeightFormat::Dense(DType::BF16);
+                    let config = dense::Config { input: DType::BF16, weight, output, n, k, bias, residual };
+                    select(&dense::Spec::new(config).unwrap(), &[("m", tokens)], &[]);
+                }
+            }
+            let gated = Request::new("gemm.dense", 1).property("activation", "swiglu").property("output", "bf16");
+            let gated = gated.property("input", "bf16").property("weight", "bf16");
+            let gated = gated.dimension("m", tokens).dimension("n", out as u64).dimension("k", hidden_size as u64);
+            REGISTRY.select(&gated).unwrap();
+        }
+    }
+}
+
+/// Select the artifact for a spec with the dimensions that operands give and a provider's own properties.
+fn select<S: Spec>(spec: &S, dimensions: &[(&str, u64)], properties: &[(&str, &str)]) -> Arc<Artifact> {
+    let request = Request::new(S::CONTRACT.name(), S::CONTRACT.version());
+    let request = spec.properties().into_iter().fold(request, |r, (name, value)| r.property(name, value));
+    let request = properties.iter().fold(request, |r, (name, value)| r.property(name, *value));
+    let request = spec.dimensions().into_iter().fold(request, |r, (name, value)| r.dimension(name, value as u64));
+    let request = dimensions.iter().fold(request, |r, (name, value)| r.dimension(name, *value));
+    REGISTRY.select(&request).unwrap()
+}
+
+#[test]
+fn specs_of_cache_and_attention_select_their_artifacts() {
+    let paging = Paging { dtype: DType::BF16, layout: PageLayout::Hnd, page_size: 64 };
+    for (num_q_heads, num_kv_heads, head_dim) in [(12, 2, 128), (28, 4, 128), (32, 8, 128), (14, 2, 64), (9, 3, 64)] {
+        let rope = rope::Config {
+            dtype: DType::BF16,
+            head_dim,
+            rotary_dim: head_dim,
+            pairing: Pairing::NeoX,
+            theta: 1e6,
+            scaling: Scaling::None,
+        };
+        let append = rope_append::Config { rope, num_q_heads, num_kv_heads, paging };
+        let sizes = [("batch", 3), ("num_pages", 100), ("max_pages", 20)];
+        let of_append = [&sizes[..], &[("tokens", 9), ("max_positions", 4096)]].concat();
+        let append = rope_append::Spec::new(append).unwrap();
+        select(&append, &of_append, &[("qkv", "packed"), ("qk_norm", "absent")]);
+        let attention = Attention {
+            dtype: DType::BF16,
+            num_q_heads,
+            num_kv_heads,
+            head_dim,
+            scale: 0.1,
+            window: None,
+            soft_cap: None,
+            lse: Presence::Absent,
+        };
+        let decode = paged_decode::Spec::new(paged_decode::Config { attention: attention.clone(), paging }).unwrap();
+        assert!(select(&decode, &sizes, &[]).manifest().name.contains("whole"));
+        let split = [&sizes[..], &[("splits", 8)]].concat();
+        assert!(select(&decode, &split, &[]).manifest().name.contains("split"));
+        let prefill = paged_prefill::Config { attention, paging, mask: Mask::Causal };
+        let of_prefill = [&sizes[..], &[("tokens", 700), ("max_query_len", 600)]].concat();
+        select(&paged_prefill::Spec::new(prefill).unwrap(), &of_prefill, &[]);
+    }
 }
 
 #[test]

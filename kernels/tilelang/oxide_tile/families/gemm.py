@@ -1,4 +1,4 @@
-"""Matrix products with fused epilogues: `gemm.dense` and `gemm.dense_swiglu`.
+"""Matrix products with fused epilogues: `gemm.dense`, also with `activation.swiglu` of its result.
 
 `output[m, n] = input[m, k] . weight[n, k]^T`. `dense` tiles rows of `input` for prefill; `dense_small` swaps the
 operands, so that weights fill the 64 rows that tensor cores need and a handful of tokens costs no padding;
@@ -226,12 +226,14 @@ def definition(function: object, dtype: str, output_dtype: str, epilogue: str) -
     """What all schedules have in common. Tensor maps need rows that start at multiples of 16 bytes."""
     properties = {"input": dtype, "weight": dtype, "output": output_dtype}
     gated = epilogue == "swiglu"
-    if not gated:
+    if gated:
+        properties["activation"] = "swiglu"
+    else:
         properties["bias"] = dtype if epilogue == "bias" else "absent"
         properties["residual"] = "present" if epilogue == "residual" else "absent"
     lanes = vector_lanes(dtype)
     return Definition(
-        contract="gemm.dense_swiglu" if gated else "gemm.dense",
+        contract="gemm.dense",
         function=function,
         properties=properties,
         dimensions={"m": Domain(), "n": Domain(lanes, UNLIMITED // 2, lanes), "k": Domain(lanes, UNLIMITED, lanes)},

@@ -11,10 +11,10 @@ from oxide_tile.expr import Name
 from oxide_tile.families.common import F32, TILE_DTYPES, part, vector_lanes
 
 
-def rms_norm(dtype: str, threads: int, vectors: int) -> Definition:
+def rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
     """`output = input / sqrt(mean(input^2) + epsilon) * weight`, each row on its own."""
     tile, lanes = TILE_DTYPES[dtype], vector_lanes(dtype)
-    slots = threads * vectors
+    slots = capacity // lanes
     rows, vectors_of_row = T.dynamic("rows"), T.dynamic("vectors_of_row")
 
     @T.prim_func
@@ -33,13 +33,13 @@ def rms_norm(dtype: str, threads: int, vectors: int) -> Definition:
                 if i < vectors_of_row:
                     output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
 
-    return definition(function, dtype, "absent", slots * lanes)
+    return definition(function, dtype, "absent", capacity)
 
 
-def add_rms_norm(dtype: str, threads: int, vectors: int) -> Definition:
+def add_rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
     """`residual += input`, rounded to the element type; `output` is the RMSNorm of the new `residual`."""
     tile, lanes = TILE_DTYPES[dtype], vector_lanes(dtype)
-    slots = threads * vectors
+    slots = capacity // lanes
     rows, vectors_of_row = T.dynamic("rows"), T.dynamic("vectors_of_row")
 
     @T.prim_func
@@ -69,7 +69,7 @@ def add_rms_norm(dtype: str, threads: int, vectors: int) -> Definition:
                 if i < vectors_of_row:
                     output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
 
-    return definition(function, dtype, "present", slots * lanes)
+    return definition(function, dtype, "present", capacity)
 
 
 @T.macro

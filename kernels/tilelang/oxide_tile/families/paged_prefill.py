@@ -67,7 +67,7 @@ def paged_prefill(dtype: str, head_dim: int, block_m: int, stages: int, threads:
             if block == 0 and head == 0:
                 check_tables(status, block_table, sequence, length, max_pages, num_pages, threads)
                 if T.get_thread_binding() == 0:
-                    if before < 0 or query_start[sequence + 1] - query_start[sequence] != query_len:
+                    if query_len < 0 or before < 0 or query_start[sequence + 1] - query_start[sequence] != query_len:
                         report(status, LENGTH_OUT_OF_RANGE, sequence)
             # Not a bulk copy: a block without rows would end before it arrives.
             for i, j in T.Parallel(block_m, head_dim // lanes):
