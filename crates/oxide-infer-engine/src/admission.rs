@@ -121,3 +121,42 @@ impl Drop for Place {
         self.0.waiting.fetch_sub(1, Relaxed);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(queue: &Arc<Queue>, now: Instant) -> Duration {
+        match queue.take_place(now) {
+            Err(SubmitError::QueueFull { retry_after, .. }) => retry_after,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_place_is_given_back_when_it_is_dropped() {
+        let queue = Queue::new(1);
+        let place = queue.take_place(Instant::now()).unwrap();
+        refused(&queue, Instant::now());
+        drop(place);
+        assert!(queue.take_place(Instant::now()).is_ok());
+    }
+
+    #[test]
+    fn the_time_to_come_back_follows_the_pace_of_the_starts_and_not_the_time_that_nobody_waited() {
+        let queue = Queue::new(2);
+        let at = |seconds| queue.opened + Duration::from_secs(seconds);
+        // Nobody comes for an hour; then a request starts every 8 seconds while others wait.
+        let _waits = queue.take_place(at(3600)).unwrap();
+        for start in 1..=100 {
+            let place = queue.take_place(at(3600 + 8 * (start - 1))).unwrap();
+            queue.note_start(at(3600 + 8 * start));
+            drop(place);
+        }
+        let _waits_too = queue.take_place(at(4400)).unwrap();
+        let pace = refused(&queue, at(4400));
+        assert!((Duration::from_secs(7)..=Duration::from_secs(8)).contains(&pace), "{pace:?}");
+        // Nothing has started for longer than that.
+        assert_eq!(refused(&queue, at(4430)), Duration::from_secs(30));
+    }
+}
