@@ -207,8 +207,11 @@ impl EngineThread {
         };
         loop {
             match next {
-                Ok(Command::Abort) => return Next::End,
-                Ok(command) => self.obey(command),
+                Ok(command) => {
+                    if self.obey(command) == Next::End {
+                        return Next::End;
+                    }
+                }
                 Err(TryRecvError::Empty) => return Next::Step,
                 // The last handle and the last stream are gone, and with them every request.
                 Err(TryRecvError::Disconnected) => return Next::End,
@@ -217,7 +220,7 @@ impl EngineThread {
         }
     }
 
-    fn obey(&mut self, command: Command) {
+    fn obey(&mut self, command: Command) -> Next {
         match command {
             Command::Submit(submission) => {
                 let Submission { id, request, arrived, place, events } = *submission;
@@ -226,14 +229,15 @@ impl EngineThread {
             }
             Command::Cancel(request) => self.scheduler.cancel(request),
             Command::EndChoice { request, choice } => {
-                self.scheduler.end_choice(request, choice, Instant::now())
+                self.scheduler.end_choice(request, choice, Instant::now());
             }
             Command::Mask { request, choice, index, mask } => {
                 self.scheduler.supply_mask(request, choice, index, mask);
             }
             Command::Drain => self.draining = true,
-            Command::Abort => {}
+            Command::Abort => return Next::End,
         }
+        Next::Step
     }
 
     /// Publishes the counters and hands the scheduler's notices to the clients, who may then look at the counters.
@@ -249,7 +253,9 @@ impl EngineThread {
                 }
                 Notice::Event(request, event) => {
                     if let Some(client) = self.clients.get(&request) {
-                        // A client that is gone has sent its cancellation.
+                        // Per token this costs an append to the channel, which allocates once for 32 of them, and a
+                        // wake-up if the client waits: each stream is read by a task of its own. A client that is gone
+                        // has sent its cancellation.
                         let _ = client.events.send(event);
                     }
                 }
