@@ -14,8 +14,9 @@ def test_a_cubin_tells_its_kernels_and_their_parameters():
     assert set(entries) == {f"{symbol}_kernel", f"{symbol}_kernel_1"}
     attend = entries[f"{symbol}_kernel"]
     assert attend.parameter_sizes.count(128) == 2
-    assert attend.registers <= 128
-    assert attend.stack_bytes == 0
+    assert attend.registers == 128
+    # The bound of two blocks a multiprocessor leaves 128 registers, and two values too many.
+    assert attend.stack_bytes == 8
 
 
 def test_other_files_are_refused():
