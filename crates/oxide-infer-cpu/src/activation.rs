@@ -1,9 +1,9 @@
 //! `activation::swiglu`.
 
 use crate::math::{load, silu, store};
-use crate::rows::{self, SharedRows};
+use crate::rows;
 use crate::simd::{Isa, Kernel, LANES};
-use crate::{Operator, TASK_ELEMENTS, Team};
+use crate::{Operator, Team};
 use oxide_infer::activation::swiglu::{Operands, Spec};
 use oxide_infer::{OperandError, Spec as _};
 
@@ -18,19 +18,13 @@ impl Operator for Spec {
 
     fn run(&self, (): &(), team: &Team<'_>, mut operands: Operands<'_>) -> Result<(), OperandError> {
         operands.check(self)?;
-        let size = self.config().size;
-        let [num_rows, _] = operands.gate.shape();
-        let output = SharedRows::new(&mut operands.output);
-        let (gate, up, level) = (operands.gate, operands.up, team.level());
-
-        team.run_ranges(num_rows, TASK_ELEMENTS.div_ceil(size), &|range| {
+        let (level, len) = (team.level(), self.config().size);
+        let (gate, up) = (operands.gate, operands.up);
+        rows::for_each(team, &mut operands.output, &|at, output| {
             let (mut gates, mut ups) = (Vec::new(), Vec::new());
-            for row in range {
-                let gate = rows::read(&gate, [row, 0], size, &mut gates);
-                let up = rows::read(&up, [row, 0], size, &mut ups);
-                // SAFETY: every row is one task's.
-                unsafe { output.update([row, 0], size, |output| level.run(Gate { gate, up, output })) };
-            }
+            let gate = rows::read(&gate, at, len, &mut gates);
+            let up = rows::read(&up, at, len, &mut ups);
+            level.run(Gate { gate, up, output });
         });
         Ok(())
     }

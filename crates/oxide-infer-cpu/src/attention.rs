@@ -10,7 +10,6 @@
 mod kernel;
 mod source;
 
-use crate::disjoint::Disjoint;
 use crate::rows::SharedRows;
 use crate::simd::Level;
 use crate::{Operator, Team};
@@ -79,12 +78,9 @@ impl Call<'_> {
     fn run_split(&self, team: &Team<'_>, tiles: &[Tile], longest: usize) {
         let mut parts: Vec<Partial> = Vec::new();
         parts.resize_with(tiles.len() * longest, Partial::default);
-        let shared = Disjoint::new(&mut parts);
-        team.run(tiles.len() * longest, &|index| {
+        team.for_each(&mut parts, &|index, part| {
             let tile = &tiles[index / longest];
             if let Some(split) = self.splits(tile).nth(index % longest) {
-                // SAFETY: every part is one task's.
-                let part = unsafe { &mut shared.slice(index, 1)[0] };
                 Scratch::with(|scratch| self.attend(tile, split, scratch, part));
             }
         });

@@ -18,6 +18,10 @@ impl<'a, T> Disjoint<'a, T> {
         Self { start: slice.as_mut_ptr(), len: slice.len(), slice: PhantomData }
     }
 
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
     /// Elements `at..at + len`.
     ///
     /// # Safety

@@ -1,8 +1,8 @@
 //! `embedding::gather`, from a packed table and from any other.
 
 use crate::error::check_len;
-use crate::rows::{self, SharedRows};
-use crate::{CpuError, Operator, PackedMatrix, TASK_ELEMENTS, Team};
+use crate::rows;
+use crate::{CpuError, Operator, PackedMatrix, Team};
 use oxide_infer::embedding::gather::{Operands, Spec};
 use oxide_infer::quantization::dequantize;
 use oxide_infer::{Contract, DataError, FloatViewMut, OperandError, Spec as _, TokenId, Weight};
@@ -24,17 +24,8 @@ pub fn gather(
         return Err(DataError::Token { row, token: ids[row].0, vocab_size }.into());
     }
     let mut view = FloatViewMut::contiguous(output, [ids.len(), hidden_size])?;
-    let output = SharedRows::new(&mut view);
     let level = team.level();
-    team.run_ranges(ids.len(), TASK_ELEMENTS.div_ceil(hidden_size.max(1)), &|range| {
-        for row in range {
-            // SAFETY: every row is one task's.
-            unsafe {
-                output
-                    .update([row, 0], hidden_size, |output| table.read_row(level, ids[row].index(), output));
-            }
-        }
-    });
+    rows::for_each(team, &mut view, &|[row, _], output| table.read_row(level, ids[row].index(), output));
     Ok(())
 }
 
@@ -52,23 +43,16 @@ impl Operator for Spec {
         operands.check(self)?;
         operands.check_indices().map_err(|error| OperandError::Data { contract: Contract::GATHER, error })?;
         let hidden_size = self.config().hidden_size;
-        let output = SharedRows::new(&mut operands.output);
         let (ids, table) = (operands.ids, operands.table);
-        team.run_ranges(ids.shape()[0], TASK_ELEMENTS.div_ceil(hidden_size), &|range| {
-            let mut buffer = Vec::new();
-            for row in range {
-                let id = ids.at([row]) as usize;
-                // SAFETY: every row is one task's.
-                unsafe {
-                    output.update([row, 0], hidden_size, |output| match &table {
-                        Weight::Dense(view) => {
-                            output.copy_from_slice(rows::read(view, [id, 0], hidden_size, &mut buffer));
-                        }
-                        Weight::Blocks(blocks) => {
-                            let read = dequantize(blocks.format(), blocks.row(id), output);
-                            debug_assert_eq!(read, Ok(()), "a BlockMatrix has whole rows");
-                        }
-                    });
+        rows::for_each(team, &mut operands.output, &|[row, _], output| {
+            let id = ids.at([row]) as usize;
+            match &table {
+                Weight::Dense(view) => {
+                    output.copy_from_slice(rows::read(view, [id, 0], hidden_size, &mut Vec::new()));
+                }
+                Weight::Blocks(blocks) => {
+                    let read = dequantize(blocks.format(), blocks.row(id), output);
+                    debug_assert_eq!(read, Ok(()), "a BlockMatrix has whole rows");
                 }
             }
         });

@@ -3,9 +3,9 @@
 //! Pages are written head by head, one task each: tokens may share a place (padding rows do, in a page that nobody
 //! reads), heads cannot.
 
-use crate::rope::{Angles, Rotation};
+use crate::rope::Angles;
 use crate::rows::{self, SharedRows};
-use crate::{Operator, TASK_ELEMENTS, Team};
+use crate::{Operator, Team};
 use oxide_infer::kv_cache::{Paging, paged_append, rope_append};
 use oxide_infer::{Contract, FloatView, OperandError, Spec as _, View};
 
@@ -71,8 +71,7 @@ impl Operator for rope_append::Spec {
         let contract = Contract::ROPE_APPEND;
         operands.check_indices(self).map_err(|error| OperandError::Data { contract, error })?;
         let config = self.config();
-        let (num_q_heads, num_kv_heads, head_dim) =
-            (config.num_q_heads, config.num_kv_heads, config.rope.head_dim);
+        let head_dim = config.rope.head_dim;
         let append = Append {
             paging: config.paging,
             head_dim,
@@ -80,41 +79,23 @@ impl Operator for rope_append::Spec {
             query_start: operands.query_start,
             block_table: operands.block_table,
         };
+        let level = team.level();
+        let turn = |token: usize, from: &[f32], to: &mut [f32]| {
+            let position = append.positions.at([token]) as usize;
+            angles.rotation(level, position, &mut Vec::new()).turn(from, to);
+        };
+        let (q, k, v) = (operands.q, operands.k, operands.v);
+        rows::for_each(team, &mut operands.q_out, &|at, output| {
+            turn(at[0], rows::read(&q, at, head_dim, &mut Vec::new()), output);
+        });
         let k_pages = SharedRows::new(&mut operands.k_pages);
         let v_pages = SharedRows::new(&mut operands.v_pages);
-        let q_out = SharedRows::new(&mut operands.q_out);
-        let (q, k, v, level) = (operands.q, operands.k, operands.v, team.level());
-        let tokens = append.tokens();
-        let turn = |token: usize, turn: &mut dyn FnMut(Rotation<'_>)| {
-            let position = append.positions.at([token]) as usize;
-            turn(angles.rotation(level, position, &mut Vec::new()));
-        };
-
-        let tokens_per_task = TASK_ELEMENTS.div_ceil(num_q_heads * head_dim);
-        let elements = tokens * (num_q_heads + 2 * num_kv_heads) * head_dim;
-        // Key/value heads first: they are the larger tasks.
-        team.run_if_worth(elements, num_kv_heads + tokens.div_ceil(tokens_per_task), &|task| {
-            if task < num_kv_heads {
-                // SAFETY: every head is one task's.
-                unsafe {
-                    append.head(&k, &k_pages, task, |token, from, to| {
-                        turn(token, &mut |rotation| rotation.turn(from, to));
-                    });
-                    append.head(&v, &v_pages, task, |_, from, to| to.copy_from_slice(from));
-                }
-                return;
-            }
-            let first = (task - num_kv_heads) * tokens_per_task;
-            let mut buffer = Vec::new();
-            for token in first..tokens.min(first + tokens_per_task) {
-                turn(token, &mut |rotation| {
-                    for head in 0..num_q_heads {
-                        let at = [token, head, 0];
-                        let from = rows::read(&q, at, head_dim, &mut buffer);
-                        // SAFETY: every token is one task's.
-                        unsafe { q_out.update(at, head_dim, |to| rotation.turn(from, to)) };
-                    }
-                });
+        let elements = 2 * append.tokens() * config.num_kv_heads * head_dim;
+        team.run_if_worth(elements, config.num_kv_heads, &|head| {
+            // SAFETY: every head is one task's.
+            unsafe {
+                append.head(&k, &k_pages, head, turn);
+                append.head(&v, &v_pages, head, |_, from, to| to.copy_from_slice(from));
             }
         });
         Ok(())

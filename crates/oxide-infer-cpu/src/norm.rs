@@ -1,9 +1,9 @@
 //! `normalization::rms_norm`. The sum of squares has sixteen lanes, so it depends on the row alone.
 
 use crate::math::{load, store, sum};
-use crate::rows::{self, SharedRows};
+use crate::rows;
 use crate::simd::{Isa, Kernel, LANES};
-use crate::{Operator, TASK_ELEMENTS, Team};
+use crate::{Operator, Team};
 use oxide_infer::normalization::rms_norm::{Operands, Spec};
 use oxide_infer::{OperandError, Spec as _};
 
@@ -19,40 +19,22 @@ impl Operator for Spec {
     fn run(&self, (): &(), team: &Team<'_>, mut operands: Operands<'_>) -> Result<(), OperandError> {
         operands.check(self)?;
         let config = self.config();
-        let hidden_size = config.hidden_size;
-        let [tokens, heads, _] = operands.input.shape();
+        let (level, len, epsilon) = (team.level(), config.hidden_size, config.epsilon);
         let mut buffer = Vec::new();
-        let weight = rows::read(&operands.weight, [0], hidden_size, &mut buffer);
-        let residual = operands.residual.as_mut().map(SharedRows::new);
-        let output = SharedRows::new(&mut operands.output);
-        let input = operands.input;
-        let (level, epsilon) = (team.level(), config.epsilon);
-
-        team.run_ranges(tokens * heads, TASK_ELEMENTS.div_ceil(hidden_size), &|range| {
+        let weight = rows::read(&operands.weight, [0], len, &mut buffer);
+        if let Some(residual) = &mut operands.residual {
+            rows::for_each(team, residual, &|at, residual| {
+                let mut buffer = Vec::new();
+                let input = rows::read(&operands.input, at, len, &mut buffer);
+                residual.iter_mut().zip(input).for_each(|(residual, x)| *residual += x);
+            });
+        }
+        // The updated residual is read again: an element type other than f32 has rounded it.
+        let input = operands.residual.as_ref().map_or(operands.input, |residual| residual.as_view());
+        rows::for_each(team, &mut operands.output, &|at, output| {
             let mut buffer = Vec::new();
-            for row in range {
-                let at = [row / heads, row % heads, 0];
-                let input = rows::read(&input, at, hidden_size, &mut buffer);
-                let normalize = |values: &[f32]| {
-                    // SAFETY: every row is one task's.
-                    unsafe {
-                        output.update(at, hidden_size, |output| {
-                            level.run(Normalize { input: values, weight, epsilon, output });
-                        });
-                    }
-                };
-                match &residual {
-                    None => normalize(input),
-                    // SAFETY: every row is one task's.
-                    Some(residual) => unsafe {
-                        residual.update(at, hidden_size, |residual| {
-                            residual.iter_mut().zip(input).for_each(|(residual, x)| *residual += x);
-                        });
-                        // Read again: an element type other than f32 has rounded the sum.
-                        residual.update(at, hidden_size, |sum| normalize(sum));
-                    },
-                }
-            }
+            let input = rows::read(&input, at, len, &mut buffer);
+            level.run(Normalize { input, weight, epsilon, output });
         });
         Ok(())
     }

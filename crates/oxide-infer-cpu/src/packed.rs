@@ -39,14 +39,24 @@ pub(crate) struct Part {
     pub(crate) first_row: usize,
     pub(crate) rows: usize,
     /// Bytes of a panel.
-    pub(crate) stride: usize,
+    stride: usize,
     /// Panels of [`LANES`] rows; the last one is filled up with zeros.
-    pub(crate) panels: Vec<u8>,
+    panels: Vec<u8>,
 }
 
 impl Part {
     pub(crate) fn num_panels(&self) -> usize {
         self.rows.div_ceil(LANES)
+    }
+
+    pub(crate) fn panel(&self, panel: usize) -> &[u8] {
+        &self.panels[panel * self.stride..][..self.stride]
+    }
+
+    /// Columns `start..` of a panel, a whole number of units from its start, as numbers: sixteen rows of each.
+    pub(crate) fn widen(&self, level: Level, panel: usize, start: usize, weights: &mut [[f32; LANES]]) {
+        let panel = self.panel(panel);
+        with_format!(self.format, F => level.run(Widen::<F> { panel, start, weights, format: PhantomData }));
     }
 }
 
@@ -116,8 +126,13 @@ impl PackedMatrix {
         let after = self.parts.partition_point(|part| part.first_row <= row);
         let part = &self.parts[after - 1];
         let row = row - part.first_row;
-        let panel = &part.panels[row / LANES * part.stride..][..part.stride];
-        with_format!(part.format, F => level.run(ReadLane::<F> { panel, lane: row % LANES, out, format: PhantomData }));
+        let panel = row / LANES;
+        let mut weights = [[0.0; LANES]; 8 * UNIT];
+        for (chunk, out) in out.chunks_mut(weights.len()).enumerate() {
+            let weights = &mut weights[..out.len()];
+            part.widen(level, panel, chunk * 8 * UNIT, weights);
+            out.iter_mut().zip(weights).for_each(|(out, lanes)| *out = lanes[row % LANES]);
+        }
     }
 }
 
@@ -182,29 +197,26 @@ macro_rules! with_format {
 }
 pub(crate) use with_format;
 
-struct ReadLane<'a, F> {
+/// Columns `start..` of a panel, a whole number of units from its start, as numbers.
+struct Widen<'a, F> {
     panel: &'a [u8],
-    lane: usize,
-    out: &'a mut [f32],
+    start: usize,
+    weights: &'a mut [[f32; LANES]],
     format: PhantomData<F>,
 }
 
-impl<F: Format> Kernel for ReadLane<'_, F> {
+impl<F: Format> Kernel for Widen<'_, F> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self) {
-        let mut lanes = [0.0; LANES];
-        for (unit, out) in self.out.chunks_mut(UNIT).enumerate() {
+        for (unit, weights) in self.weights.chunks_mut(UNIT).enumerate() {
             F::decode::<I, 1>(
                 [self.panel],
-                unit,
-                out.len(),
+                self.start / UNIT + unit,
+                weights.len(),
                 #[inline(always)]
-                |column, _, weights| {
-                    I::store(weights, &mut lanes);
-                    out[column] = lanes[self.lane];
-                },
+                |column, _, lanes| I::store(lanes, &mut weights[column]),
             );
         }
     }

@@ -1,8 +1,8 @@
 //! `position::rope`.
 
-use crate::rows::{self, SharedRows};
+use crate::rows;
 use crate::simd::{Isa, Kernel, LANES, Level};
-use crate::{Operator, TASK_ELEMENTS, Team};
+use crate::{Operator, Team};
 use oxide_infer::position::rope::{Operands, Pairing, Spec};
 use oxide_infer::{Contract, OperandError, Spec as _};
 use std::sync::OnceLock;
@@ -150,21 +150,12 @@ impl Operator for Spec {
     fn run(&self, angles: &Angles, team: &Team<'_>, mut operands: Operands<'_>) -> Result<(), OperandError> {
         operands.check(self)?;
         operands.check_indices().map_err(|error| OperandError::Data { contract: Contract::ROPE, error })?;
-        let head_dim = self.config().head_dim;
-        let [tokens, num_heads, _] = operands.input.shape();
-        let output = SharedRows::new(&mut operands.output);
-        let (input, positions, level) = (operands.input, operands.positions, team.level());
-        team.run_ranges(tokens, TASK_ELEMENTS.div_ceil(num_heads * head_dim), &|range| {
+        let (level, len) = (team.level(), self.config().head_dim);
+        let (input, positions) = (operands.input, operands.positions);
+        rows::for_each(team, &mut operands.output, &|at, output| {
             let (mut buffer, mut widened) = (Vec::new(), Vec::new());
-            for token in range {
-                let rotation = angles.rotation(level, positions.at([token]) as usize, &mut buffer);
-                for head in 0..num_heads {
-                    let at = [token, head, 0];
-                    let input = rows::read(&input, at, head_dim, &mut widened);
-                    // SAFETY: every token is one task's.
-                    unsafe { output.update(at, head_dim, |output| rotation.turn(input, output)) };
-                }
-            }
+            let rotation = angles.rotation(level, positions.at([at[0]]) as usize, &mut buffer);
+            rotation.turn(rows::read(&input, at, len, &mut widened), output);
         });
         Ok(())
     }

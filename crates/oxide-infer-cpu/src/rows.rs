@@ -4,6 +4,7 @@
 //! rounded back.
 
 use crate::disjoint::Disjoint;
+use crate::{TASK_ELEMENTS, Team};
 use half::{bf16, f16};
 use oxide_infer::{Float, FloatView, FloatViewMut, Layout, View};
 
@@ -37,6 +38,28 @@ fn widen<'b, T: Float, const R: usize>(
         view.at(index).to_f32()
     }));
     buffer
+}
+
+/// Lets `change` write every row of an operand, each once, on any thread: its index, and the row.
+pub(crate) fn for_each<const R: usize>(
+    team: &Team<'_>,
+    view: &mut FloatViewMut<'_, R>,
+    change: &(dyn Fn([usize; R], &mut [f32]) + Sync),
+) {
+    let shape = view.shape();
+    let (len, outer) = (shape[R - 1], &shape[..R - 1]);
+    let rows = SharedRows::new(view);
+    team.run_ranges(outer.iter().product(), TASK_ELEMENTS.div_ceil(len.max(1)), &|range| {
+        for row in range {
+            let (mut index, mut rest) = ([0; R], row);
+            for axis in (0..R - 1).rev() {
+                index[axis] = rest % shape[axis];
+                rest /= shape[axis];
+            }
+            // SAFETY: every row is visited once.
+            unsafe { rows.update(index, len, |row| change(index, row)) };
+        }
+    });
 }
 
 /// A written operand whose rows different threads write.

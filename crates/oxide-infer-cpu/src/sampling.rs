@@ -7,7 +7,6 @@
 
 mod passes;
 
-use crate::disjoint::Disjoint;
 use crate::simd::Level;
 use crate::{Operator, Team};
 use oxide_infer::sampling::{
@@ -33,18 +32,15 @@ impl Operator for Spec {
     fn run(&self, (): &(), team: &Team<'_>, rows: &[LogitsRow<'_>]) -> Result<Vec<Sampled>, RowError> {
         let expected = self.config().vocab_size;
         let mut results: Vec<Option<Result<Sampled, SamplingError>>> = vec![None; rows.len()];
-        let shared = Disjoint::new(&mut results);
         let level = team.level();
-        team.run(rows.len(), &|index| {
+        team.for_each(&mut results, &|index, result| {
             let row = &rows[index];
             let got = row.logits.len();
-            let result = if got == expected {
+            *result = Some(if got == expected {
                 SCRATCH.with_borrow_mut(|scratch| sample(level, row, scratch))
             } else {
                 Err(SamplingError::RowSize { expected, got })
-            };
-            // SAFETY: every row is one task's.
-            unsafe { shared.slice(index, 1)[0] = Some(result) };
+            });
         });
         // Every row has a result, for every task has run.
         let results = results.into_iter().flatten().enumerate();

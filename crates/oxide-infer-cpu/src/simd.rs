@@ -32,6 +32,15 @@ impl Level {
         Self::Portable
     }
 
+    /// Whether kernels that widen packed weights in registers exist for this level.
+    pub(crate) fn fuses(self) -> bool {
+        match self {
+            Self::Portable => portable::Portable::FUSES,
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => avx2::Avx2::FUSES,
+        }
+    }
+
     /// Runs the kernel as compiled for this level.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -54,6 +63,9 @@ pub(crate) trait Kernel {
 
 /// Vectors of [`LANES`] lanes.
 pub(crate) trait Isa {
+    /// Whether to compile the kernels that widen packed weights in registers, which are many. Not for the baseline of
+    /// x86-64: nearly every such machine has AVX2.
+    const FUSES: bool;
     /// Sixteen `f32`.
     type F: Copy;
     /// Sixteen small integers.

@@ -5,6 +5,7 @@
 //! then yielding) until the step ends, and a region inside it costs one store and a few cache misses. Between steps the
 //! workers sleep and no core is kept busy.
 
+use crate::disjoint::Disjoint;
 use crate::simd::Level;
 use crate::{CpuError, TASK_ELEMENTS};
 use std::cell::{Cell, UnsafeCell};
@@ -123,6 +124,16 @@ impl<'a> Team<'a> {
             return (0..tasks).for_each(task);
         }
         self.shared.run(tasks, task);
+    }
+
+    /// Lets `task` change every item, each once, on any thread.
+    pub(crate) fn for_each<T: Send>(&self, items: &mut [T], task: &(dyn Fn(usize, &mut T) + Sync)) {
+        let shared = Disjoint::new(items);
+        self.run(shared.len(), &|index| {
+            // SAFETY: every item is one task's.
+            let item = unsafe { shared.slice(index, 1) };
+            task(index, &mut item[0]);
+        });
     }
 
     /// As [`Team::run`], but on the calling thread alone when the tasks pass over too few elements to be worth a region.

@@ -62,7 +62,7 @@ operators!(
 
 #[test]
 fn every_contract_holds_on_any_number_of_threads() {
-    for threads in [1, 2, 5] {
+    for threads in [1, 3] {
         let threads = NonZeroUsize::new(threads).unwrap();
         let report = conformance::run(&mut Cpu(CpuProvider::new(threads).unwrap()));
         assert!(report.covers(Contract::ALL), "{threads} threads:\n{report}");

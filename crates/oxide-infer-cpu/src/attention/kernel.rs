@@ -1,7 +1,7 @@
 //! Attention over one run of positions, and how runs are joined.
 
 use super::source::Source;
-use crate::gemm::multiply;
+use crate::gemm::{Lanes, multiply};
 use crate::math::{exp, load, maximum, store, sum, tanh};
 use crate::simd::{Isa, Kernel, LANES};
 use std::cell::RefCell;
@@ -14,11 +14,6 @@ const BLOCK: usize = 64;
 pub(super) const SPLIT: usize = 8 * BLOCK;
 
 const PANELS: usize = BLOCK / LANES;
-
-/// Rows of a tile of the products.
-const TILE: usize = 6;
-
-type Lanes = [f32; LANES];
 
 /// What a run of positions gives each row.
 #[derive(Debug, Default)]
@@ -154,9 +149,7 @@ impl Attend<'_> {
             let keys = &transposed[panel * stride..][..head_dim];
             let scores = &mut scores[panel * rows..][..rows];
             scores.fill([0.0; LANES]);
-            for (tile, scores) in scores.chunks_mut(TILE).enumerate() {
-                multiply_rows::<I>(&queries[tile * TILE * head_dim..], head_dim, keys, scores);
-            }
+            multiply::<I>(queries, head_dim, keys, scores);
         }
     }
 
@@ -213,22 +206,8 @@ impl Attend<'_> {
         let Scratch { weights, values, .. } = &*self.scratch;
         for (chunk, sums) in self.part.values.chunks_mut(rows).enumerate() {
             let values = &values[chunk * BLOCK..][inside.clone()];
-            for (tile, sums) in sums.chunks_mut(TILE).enumerate() {
-                multiply_rows::<I>(&weights[tile * TILE * BLOCK + inside.start..], BLOCK, values, sums);
-            }
+            multiply::<I>(&weights[inside.start..], BLOCK, values, sums);
         }
-    }
-}
-
-#[inline(always)]
-fn multiply_rows<I: Isa>(input: &[f32], stride: usize, weights: &[Lanes], sums: &mut [Lanes]) {
-    match sums.len() {
-        1 => multiply::<I, 1>(input, stride, weights, sums),
-        2 => multiply::<I, 2>(input, stride, weights, sums),
-        3 => multiply::<I, 3>(input, stride, weights, sums),
-        4 => multiply::<I, 4>(input, stride, weights, sums),
-        5 => multiply::<I, 5>(input, stride, weights, sums),
-        _ => multiply::<I, TILE>(input, stride, weights, sums),
     }
 }
 

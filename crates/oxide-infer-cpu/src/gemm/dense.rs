@@ -1,8 +1,8 @@
 //! `gemm::dense` on operands as the contract describes them: the weight is packed for the one product.
 
 use super::{Update, gemm};
-use crate::rows::{self, SharedRows};
-use crate::{CpuError, Operator, PackedMatrix, TASK_ELEMENTS, Team};
+use crate::rows;
+use crate::{CpuError, Operator, PackedMatrix, Team};
 use oxide_infer::gemm::dense::{Operands, Spec};
 use oxide_infer::{DType, Spec as _, Weight, WeightFormat};
 
@@ -36,12 +36,8 @@ impl Operator for Spec {
         let bias = operands.bias.as_ref().map(|bias| rows::read(bias, [0], n, &mut biases));
         gemm(team, &input, &weight, bias, update, &mut sums)?;
 
-        let output = SharedRows::new(&mut operands.output);
-        team.run_ranges(m, TASK_ELEMENTS.div_ceil(n), &|range| {
-            for row in range {
-                // SAFETY: every row is one task's.
-                unsafe { output.update([row, 0], n, |output| output.copy_from_slice(&sums[row * n..][..n])) };
-            }
+        rows::for_each(team, &mut operands.output, &|[row, _], output| {
+            output.copy_from_slice(&sums[row * n..][..n]);
         });
         Ok(())
     }

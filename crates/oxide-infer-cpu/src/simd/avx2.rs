@@ -29,7 +29,7 @@ fn with_features<K: Kernel>(kernel: K) -> K::Output {
 ///
 /// The type is named only by [`with_features`], so its operations are reached on machines with the features alone; each
 /// `SAFETY` below refers to that.
-struct Avx2;
+pub(super) struct Avx2;
 
 type Pair<T> = [T; 2];
 
@@ -42,6 +42,7 @@ macro_rules! both {
 }
 
 impl Isa for Avx2 {
+    const FUSES: bool = true;
     type F = Pair<__m256>;
     type U = Pair<__m256i>;
 

@@ -18,6 +18,7 @@ fn each<A: Copy, B: Copy, C: Copy + Default>(
 }
 
 impl Isa for Portable {
+    const FUSES: bool = cfg!(not(target_arch = "x86_64"));
     type F = [f32; LANES];
     type U = [i32; LANES];
 
