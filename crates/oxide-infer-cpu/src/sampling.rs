@@ -198,12 +198,10 @@ pub struct GivenToken<'a> {
 /// `oxide_infer::sampling::log_probabilities` of every row.
 pub fn log_probabilities(team: &Team<'_>, rows: &[GivenToken<'_>]) -> Vec<Result<LogProbs, SamplingError>> {
     let mut results = vec![Err(SamplingError::NoCandidate); rows.len()];
-    let shared = Disjoint::new(&mut results);
     let level = team.level();
-    team.run(rows.len(), &|index| {
+    team.for_each(&mut results, &|index, result| {
         let GivenToken { logits, token, top_n } = rows[index];
-        // SAFETY: every row is one task's.
-        unsafe { shared.slice(index, 1)[0] = row_log_probabilities(level, logits, token, top_n) };
+        *result = row_log_probabilities(level, logits, token, top_n);
     });
     results
 }
