@@ -1,5 +1,7 @@
 //! The demo model on the CPU, against two other engines in float32 (`testdata/cases/smollm2.json`).
 
+mod common;
+
 use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
 use oxide_infer_engine::cpu::{CpuExecutor, CpuOptions, KvMemory};
@@ -9,17 +11,12 @@ use oxide_infer_engine::{
 };
 use serde_json::Value;
 use std::num::NonZeroU32;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
-const MODEL: &str = "SmolLM2-135M-Instruct.Q4_1.gguf";
 /// Steps whose best two logits are closer than this may go either way.
 const CLEAR_MARGIN: f64 = 0.01;
 const LOGPROB_TOLERANCE: f64 = 0.005;
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
 
 /// One engine for all tests: the model is loaded once, and later tests meet pages that earlier ones left.
 fn engine() -> &'static EngineHandle {
@@ -29,22 +26,19 @@ fn engine() -> &'static EngineHandle {
 }
 
 fn executor() -> CpuExecutor {
-    let path = match std::env::var_os("OXIDE_INFER_TEST_MODEL") {
-        Some(path) => PathBuf::from(path),
-        None => root().join("models").join(MODEL),
-    };
-    assert!(path.is_file(), "{} is not there: `make model` fetches it", path.display());
     let options = CpuOptions { kv_memory: KvMemory(256 << 20), ..CpuOptions::default() };
     let mut last = None;
-    let executor =
-        load_cpu(&ModelSource::open(&path).unwrap(), &options, &mut |progress| last = Some(progress));
+    let executor = load_cpu(&ModelSource::open(&common::demo_model()).unwrap(), &options, &mut |progress| {
+        last = Some(progress)
+    });
     let last = last.unwrap();
     assert_eq!((last.tensors_done, last.bytes_done), (last.tensors, last.bytes));
     executor.unwrap()
 }
 
 fn cases() -> Vec<Value> {
-    let text = std::fs::read_to_string(root().join("testdata/cases/smollm2.json")).unwrap();
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/cases/smollm2.json");
+    let text = std::fs::read_to_string(path).unwrap();
     let mut cases: Value = serde_json::from_str(&text).unwrap();
     std::mem::take(cases["cases"].as_array_mut().unwrap())
 }

@@ -2,15 +2,16 @@
 
 mod common;
 
-use common::{by_id, load_gguf, load_safetensors, prompt_logprobs};
+use common::{by_id, load_gguf, load_safetensors, load_with, options, prompt_logprobs};
 use oxide_infer::position::rope::Scaling;
 use oxide_infer::quantization::BlockFormat;
 use oxide_infer::sampling::LogProbs;
 use oxide_infer::{DType, TokenId};
-use oxide_infer_engine::cpu::CpuExecutor;
+use oxide_infer_engine::cpu::{CpuExecutor, CpuOptions};
 use oxide_infer_engine::model::Architecture;
 use oxide_infer_engine::testing::TinyModel;
 use serde_json::{Value, json};
+use std::num::NonZeroUsize;
 use std::path::Path;
 
 /// Logits by transformers in float32 (`scripts/tiny_model_logits.py`).
@@ -103,6 +104,22 @@ fn every_block_format_means_its_dequantized_values() {
         assert!(difference < 2e-5, "{format}: {difference}");
         let spread = expected[19].top[0].logprob - expected[19].top[127].logprob;
         assert!(spread > 1.0, "{format}: the logits of the test are all alike ({spread})");
+    }
+}
+
+#[test]
+fn threads_do_not_change_a_bit() {
+    let reference = reference();
+    let tokens = tokens(&reference);
+    let dir = tempfile::tempdir().unwrap();
+    for case in reference["cases"].as_array().unwrap() {
+        model(case).write_safetensors(dir.path(), DType::F32).unwrap();
+        let logprobs = [1, 2, 3].map(|threads| {
+            let options = CpuOptions { threads: NonZeroUsize::new(threads), ..options() };
+            all_logprobs(&mut load_with(dir.path(), &options), &tokens)
+        });
+        assert_eq!(logprobs[0], logprobs[1], "{}", case["name"]);
+        assert_eq!(logprobs[0], logprobs[2], "{}", case["name"]);
     }
 }
 

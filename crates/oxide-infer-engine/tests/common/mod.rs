@@ -10,8 +10,18 @@ use oxide_infer_engine::request::ChoiceIndex;
 use oxide_infer_engine::testing::TinyModel;
 use oxide_infer_engine::{EngineBatch, Executor, ModelSource, StepOutput, load_cpu};
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// The demo model's file.
+pub(crate) fn demo_model() -> PathBuf {
+    let path = match std::env::var_os("OXIDE_INFER_TEST_MODEL") {
+        Some(path) => PathBuf::from(path),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+    };
+    assert!(path.is_file(), "{} is not there: `make model` fetches it", path.display());
+    path
+}
 
 /// Small enough for tiny models; two threads, so that work is split.
 pub(crate) fn options() -> CpuOptions {
@@ -25,7 +35,11 @@ pub(crate) fn options() -> CpuOptions {
 }
 
 pub(crate) fn load(path: &Path) -> CpuExecutor {
-    load_cpu(&ModelSource::open(path).unwrap(), &options(), &mut |_| ()).unwrap()
+    load_with(path, &options())
+}
+
+pub(crate) fn load_with(path: &Path, options: &CpuOptions) -> CpuExecutor {
+    load_cpu(&ModelSource::open(path).unwrap(), options, &mut |_| ()).unwrap()
 }
 
 pub(crate) fn load_safetensors(model: &TinyModel, dtype: DType) -> CpuExecutor {
