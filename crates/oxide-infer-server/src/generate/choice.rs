@@ -63,7 +63,7 @@ pub(crate) struct Choice {
     decoded_bytes: usize,
     /// Bytes that went into deltas.
     shown_bytes: usize,
-    /// Tokens whose text is held back, with the byte at which it ends.
+    /// Tokens that are held back with their text, and the byte that must have been shown before they are.
     held: VecDeque<(usize, AnswerToken)>,
     generated: u32,
     delta: Delta,
@@ -80,10 +80,9 @@ struct Ending {
 }
 
 impl Ending {
-    fn hides(&self, token: TokenId) -> bool {
-        let ends = self.stop_token_ids.contains(&token)
-            || (self.eos == EosPolicy::Stop && self.eos_token_ids.contains(&token));
-        ends && self.text == StopText::Exclude
+    fn is_end(&self, token: TokenId) -> bool {
+        self.stop_token_ids.contains(&token)
+            || (self.eos == EosPolicy::Stop && self.eos_token_ids.contains(&token))
     }
 }
 
@@ -123,10 +122,14 @@ impl Choice {
         }
         self.generated += 1;
         let token = AnswerToken { id, text_offset: self.decoded_chars, logprobs };
-        let piece = if self.ending.hides(id) { String::new() } else { self.detokenizer.push(id) };
+        let is_end = self.ending.is_end(id);
+        let is_hidden = is_end && self.ending.text == StopText::Exclude;
+        let piece = if is_hidden { String::new() } else { self.detokenizer.push(id) };
         self.decoded_chars += piece.chars().count();
         self.decoded_bytes += piece.len();
-        self.held.push_back((self.decoded_bytes, token));
+        // The token that ends the answer goes out with the reason, which the engine tells next.
+        let shown_at = if is_end { usize::MAX } else { self.decoded_bytes };
+        self.held.push_back((shown_at, token));
         self.show(&piece)
     }
 

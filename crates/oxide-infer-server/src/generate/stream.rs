@@ -98,7 +98,7 @@ impl<F: Format> EventSource<F> {
         }
         let silence_ends = Instant::now() + self.keep_alive;
         let mut frame = Vec::new();
-        while frame.is_empty() {
+        while frame.is_empty() && !self.ended {
             let Ok(advanced) = timeout_at(silence_ends, self.generation.advance()).await else {
                 return Some(Bytes::from_static(b": keep-alive\n\n"));
             };

@@ -218,6 +218,9 @@ fn read_logit_bias(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Arc<[(
         sorted.push((TokenId(token), bias));
     }
     sorted.sort_unstable_by_key(|&(token, _)| token);
+    if let Some(pair) = sorted.windows(2).find(|pair| pair[0].0 == pair[1].0) {
+        return Err(fields.invalid("logit_bias", format!("must not name token {} twice", pair[0].0)));
+    }
     Ok(sorted.into())
 }
 

@@ -182,3 +182,53 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     unsupported("ec_transfer_params", GENERATION, &[], NO_TRANSFER),
     unsupported("vllm_xargs", GENERATION, &["{}"], "no extension takes them"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    const DOCS: &str = include_str!("../../../../docs/api.md");
+
+    fn documented(heading: &str) -> BTreeSet<(&'static str, &'static str)> {
+        let section = DOCS.split("\n### ").find(|section| section.starts_with(heading)).unwrap();
+        let rows = section.lines().filter(|line| line.starts_with("| `"));
+        rows.flat_map(|row| {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            cells[2].split(", ").map(move |route| (cells[1].trim_matches('`'), route))
+        })
+        .collect()
+    }
+
+    fn known(is_wanted: impl Fn(Handling) -> bool) -> BTreeSet<(&'static str, &'static str)> {
+        let wanted = FIELDS.iter().filter(|rule| is_wanted(rule.handling));
+        wanted.flat_map(|rule| rule.routes.iter().map(|route| (rule.name, route_name(*route)))).collect()
+    }
+
+    fn route_name(route: Route) -> &'static str {
+        match route {
+            Route::Chat => "chat",
+            Route::Completion => "completion",
+            Route::TokenizePrompt => "tokenize (prompt)",
+            Route::TokenizeChat => "tokenize (messages)",
+            Route::Detokenize => "detokenize",
+        }
+    }
+
+    #[test]
+    fn the_documentation_lists_exactly_the_known_fields() {
+        assert_eq!(documented("Accepted"), known(|handling| handling == Handling::Accepted));
+        assert_eq!(documented("Ignored"), known(|handling| handling == Handling::Ignored));
+        let unsupported = known(|handling| matches!(handling, Handling::Unsupported { .. }));
+        assert_eq!(documented("Not supported"), unsupported);
+    }
+
+    #[test]
+    fn no_field_has_two_rules_for_a_route() {
+        let all: Vec<(&str, &str)> = FIELDS
+            .iter()
+            .flat_map(|rule| rule.routes.iter().map(|route| (rule.name, route_name(*route))))
+            .collect();
+        assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len());
+    }
+}

@@ -3,6 +3,7 @@
 use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode, header};
+use axum::response::Response;
 use oxide_infer::TokenId;
 use oxide_infer_engine::testing::scripted::{SMALL_LIMITS, ScriptedExecutor};
 use oxide_infer_engine::{Engine, EngineConfig, EngineHandle, ExecutorLimits};
@@ -66,10 +67,14 @@ impl Harness {
     }
 
     pub(crate) async fn send(&self, request: Request<Body>) -> Reply {
-        let response = self.router.clone().oneshot(request).await.unwrap();
-        let (head, body) = response.into_parts();
+        let (head, body) = self.respond(request).await.into_parts();
         let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
         Reply { status: head.status, headers: head.headers, body: body.to_vec() }
+    }
+
+    /// The response before its body has been read.
+    pub(crate) async fn respond(&self, request: Request<Body>) -> Response {
+        self.router.clone().oneshot(request).await.unwrap()
     }
 
     pub(crate) async fn get(&self, path: &str) -> Reply {
@@ -194,7 +199,7 @@ pub(crate) fn sample(metrics: &str, series: &str) -> Option<f64> {
     metrics.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
 }
 
-fn text() -> Arc<TextModel> {
+pub(crate) fn text() -> Arc<TextModel> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("tokenizer.json"), tokenizer().to_string()).unwrap();
     let config = json!({"eos_token": "<|im_end|>", "chat_template": TEMPLATE});

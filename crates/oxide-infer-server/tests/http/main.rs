@@ -1,4 +1,14 @@
 //! The server's behaviour at its HTTP interface, over a scripted engine.
 
+mod access;
 mod chat;
+mod completions;
+mod errors;
+mod fields;
 mod harness;
+mod logprobs;
+mod metrics;
+mod network;
+mod status;
+mod stops;
+mod tokenization;
