@@ -70,7 +70,7 @@ pub(crate) struct SamplingOptions {
     pub(crate) max_tokens: u32,
 
     /// Temperature; 0 always takes the most probable token [default: the model's own, else 1]
-    #[arg(short, long, value_name = "T")]
+    #[arg(short, long, value_name = "T", allow_negative_numbers = true)]
     pub(crate) temperature: Option<f32>,
 
     /// Sample among the K most probable tokens [default: the model's own, else all]
@@ -78,15 +78,15 @@ pub(crate) struct SamplingOptions {
     pub(crate) top_k: Option<u32>,
 
     /// Sample among the most probable tokens whose probabilities reach P [default: the model's own, else 1]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) top_p: Option<f32>,
 
     /// Sample among tokens with at least P times the probability of the most probable one [default: the model's own, else 0]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     pub(crate) min_p: Option<f32>,
 
     /// Penalty on tokens that prompt or answer already have; 1 does nothing [default: the model's own, else 1]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
     pub(crate) repetition_penalty: Option<f32>,
 
     /// Subtracted from the logits of tokens that the answer already has
