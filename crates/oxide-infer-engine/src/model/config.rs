@@ -4,7 +4,7 @@ use oxide_infer::{SpecError, TokenId};
 use std::fmt;
 use std::num::NonZeroU32;
 
-/// Sizes past this are taken for damage; no product of two of them overflows 64 bits.
+/// Sizes past this are taken for damage, so that no product of sizes here or in a plan overflows 64 bits.
 const MAX_SIZE: usize = 1 << 24;
 /// Layers past this are taken for damage.
 pub(super) const MAX_LAYERS: usize = 4096;
@@ -104,6 +104,10 @@ impl ModelConfig {
             if value == 0 || value > MAX_SIZE {
                 return Err(ConfigError::invalid(field, value, format!("a size from 1 to {MAX_SIZE}")));
             }
+        }
+        if self.query_size() > MAX_SIZE {
+            let product = format!("{} · {}", self.num_heads, self.head_dim);
+            return Err(ConfigError::invalid("num_heads · head_dim", product, format!("at most {MAX_SIZE}")));
         }
         if self.num_layers > MAX_LAYERS {
             return Err(ConfigError::invalid("num_layers", self.num_layers, format!("at most {MAX_LAYERS}")));

@@ -29,7 +29,8 @@ impl ModelConfig {
         let hidden_size = fields.size("hidden_size")?;
         let num_heads = fields.size("num_attention_heads")?;
         let num_layers = fields.size("num_hidden_layers")?;
-        let max_position_embeddings = fields.size("max_position_embeddings")?;
+        let trained_positions = fields.size("max_position_embeddings")?;
+        let rope = rope(&fields, trained_positions)?;
         let mut eos_token_ids = fields.token_ids("eos_token_id")?;
         if let Some(generation) = generation_config {
             let generation = parse(generation)?;
@@ -47,9 +48,9 @@ impl ModelConfig {
             num_kv_heads: fields.optional_size("num_key_value_heads")?.unwrap_or(num_heads),
             head_dim: head_dim(&fields, architecture, hidden_size, num_heads)?,
             vocab_size: fields.size("vocab_size")?,
-            max_position_embeddings,
+            max_position_embeddings: rope.positions(trained_positions),
             rms_norm_eps: fields.number("rms_norm_eps")?.unwrap_or(1e-6) as f32,
-            rope: rope(&fields, max_position_embeddings)?,
+            rope,
             output_head: match fields.boolean("tie_word_embeddings")?.unwrap_or(false) {
                 true => OutputHead::Tied,
                 false => OutputHead::Separate,

@@ -25,6 +25,18 @@ impl RopeConfig {
         }
     }
 
+    /// Positions that a model can use which was trained on so many: with YaRN also what the scaling adds to the first
+    /// training's, as published models leave `max_position_embeddings` at that.
+    pub(super) fn positions(&self, trained: usize) -> usize {
+        match self.scaling {
+            Scaling::Yarn { factor, original_max_position, .. } => {
+                // Validation refuses what the cast saturates to.
+                trained.max((original_max_position as f64 * factor) as usize)
+            }
+            _ => trained,
+        }
+    }
+
     pub(super) fn validate(&self, head_dim: usize) -> Result<(), SpecError> {
         Spec::new(self.contract(DType::F32, head_dim)).map(drop)
     }

@@ -125,7 +125,9 @@ fn yarn_is_read_with_the_defaults_of_transformers() {
         beta_slow: 1.0,
         attention_factor,
     };
-    assert_eq!(read(&with(qwen2(), yarn)).unwrap().rope.scaling, expected(None));
+    let config = read(&with(qwen2(), yarn)).unwrap();
+    assert_eq!(config.rope.scaling, expected(None));
+    assert_eq!(config.max_position_embeddings, 131_072);
     let given = json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.5,
         "original_max_position_embeddings": 32768, "beta_fast": 32, "beta_slow": 1}});
     assert_eq!(read(&with(qwen2(), given)).unwrap().rope.scaling, expected(Some(1.5)));
@@ -159,6 +161,10 @@ fn every_refusal_names_the_field_the_value_and_what_was_expected() {
         (
             json!({"head_dim": null, "num_attention_heads": 30, "num_key_value_heads": 30}),
             "num_attention_heads is 30; a divisor of hidden_size, 2048, as there is no head_dim is expected",
+        ),
+        (
+            json!({"head_dim": 16777216}),
+            "num_heads · head_dim is 32 · 16777216; at most 16777216 is expected",
         ),
         (json!({"rms_norm_eps": 0.0}), "rms_norm_eps is 0; a positive number is expected"),
         (json!({"rope_theta": -1.0}), "position.rope v1: theta must be a finite number over 1, got -1"),
