@@ -69,6 +69,16 @@ pub enum PlanError {
         /// The least that works.
         least: usize,
     },
+    /// An option is past what can be counted in the operators' 32-bit indices with room to spare.
+    #[error("{option} is {value}; it must be at most {most}")]
+    TooLarge {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: usize,
+        /// The most that works.
+        most: usize,
+    },
     /// The KV memory does not hold one sequence.
     #[error(
         "{given} bytes of KV memory hold {held} tokens; one sequence of {wanted} tokens needs {needed} bytes, {} more",
@@ -118,6 +128,8 @@ pub(super) struct ExecutorPlan {
     pub(super) logit_rows: usize,
 }
 
+/// Tokens in a step; far more than fill any machine.
+const MAX_BATCH_TOKENS: usize = 1 << 20;
 /// Logits that are held at once, unless one row has more.
 const LOGIT_BYTES: usize = 16 << 20;
 /// More rows at once gain nothing.
@@ -136,6 +148,10 @@ impl ExecutorPlan {
         ];
         if let Some((option, value, least)) = least.into_iter().find(|(_, value, least)| value < least) {
             return Err(PlanError::TooSmall { option, value, least });
+        }
+        if options.max_batch_tokens > MAX_BATCH_TOKENS {
+            let (option, value) = ("max_batch_tokens", options.max_batch_tokens);
+            return Err(PlanError::TooLarge { option, value, most: MAX_BATCH_TOKENS });
         }
         let (num_pages, max_model_len) = pages(config, options)?;
         let limits = ExecutorLimits {

@@ -1,5 +1,6 @@
 use super::slots::Slots;
 use crate::batch::{EngineBatch, SampleTarget, Sampled};
+use oxide_infer::TokenId;
 use oxide_infer::sampling::{self, LogitsRow, SamplingError, TokenMask};
 use oxide_infer_cpu::{Plan, Team};
 
@@ -42,8 +43,12 @@ pub(super) fn draw(
     let outcomes = sample_each(team, plan, &rows);
     let sampled = draws.iter().zip(outcomes).map(|(draw, outcome)| {
         let slot = batch.samples[draw.target].slot;
-        if let (Ok(sampled), Some(state)) = (&outcome, slots.get_mut(slot)) {
-            state.push(sampled.token);
+        if let Some(state) = slots.get_mut(slot) {
+            match &outcome {
+                Ok(sampled) => state.push(sampled.token),
+                // A step that is on its way already feeds back some token; its result is thrown away.
+                Err(_) => state.last = state.last.or(Some(TokenId::default())),
+            }
         }
         Sampled { slot, outcome }
     });

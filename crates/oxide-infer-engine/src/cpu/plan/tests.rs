@@ -42,6 +42,10 @@ fn what_does_not_fit_says_by_how_much() {
         message(CpuOptions { max_batch_tokens: 63, ..options }),
         "max_batch_tokens is 63; it must be at least 64"
     );
+    assert_eq!(
+        message(CpuOptions { max_batch_tokens: usize::MAX, ..options }),
+        "max_batch_tokens is 18446744073709551615; it must be at most 1048576"
+    );
     let huge = message(CpuOptions { kv_memory: KvMemory(1 << 60), ..options });
     assert!(huge.starts_with("weights (0 bytes), KV (") && huge.ends_with(" are missing"), "{huge}");
 }
