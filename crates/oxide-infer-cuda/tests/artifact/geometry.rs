@@ -183,7 +183,13 @@ fn every_artifact_is_of_a_contract_that_there_is() {
     for artifact in REGISTRY.artifacts() {
         let manifest = artifact.manifest();
         let contract = Contract::find(&manifest.contract, manifest.contract_version);
-        assert!(contract.is_some(), "{}: {} v{}", manifest.name, manifest.contract, manifest.contract_version);
+        assert!(
+            contract.is_some(),
+            "{}: {} v{}",
+            manifest.name,
+            manifest.contract,
+            manifest.contract_version
+        );
     }
 }
 
@@ -212,9 +218,11 @@ fn specs_of_a_model_select_one_artifact_at_every_batch_size() {
                     select(&dense::Spec::new(config).unwrap(), &[("m", tokens)], &[]);
                 }
             }
-            let gated = Request::new("gemm.dense", 1).property("activation", "swiglu").property("output", "bf16");
+            let gated =
+                Request::new("gemm.dense", 1).property("activation", "swiglu").property("output", "bf16");
             let gated = gated.property("input", "bf16").property("weight", "bf16");
-            let gated = gated.dimension("m", tokens).dimension("n", out as u64).dimension("k", hidden_size as u64);
+            let gated =
+                gated.dimension("m", tokens).dimension("n", out as u64).dimension("k", hidden_size as u64);
             REGISTRY.select(&gated).unwrap();
         }
     }
@@ -225,7 +233,8 @@ fn select<S: Spec>(spec: &S, dimensions: &[(&str, u64)], properties: &[(&str, &s
     let request = Request::new(S::CONTRACT.name(), S::CONTRACT.version());
     let request = spec.properties().into_iter().fold(request, |r, (name, value)| r.property(name, value));
     let request = properties.iter().fold(request, |r, (name, value)| r.property(name, *value));
-    let request = spec.dimensions().into_iter().fold(request, |r, (name, value)| r.dimension(name, value as u64));
+    let request =
+        spec.dimensions().into_iter().fold(request, |r, (name, value)| r.dimension(name, value as u64));
     let request = dimensions.iter().fold(request, |r, (name, value)| r.dimension(name, *value));
     REGISTRY.select(&request).unwrap()
 }
@@ -233,7 +242,9 @@ fn select<S: Spec>(spec: &S, dimensions: &[(&str, u64)], properties: &[(&str, &s
 #[test]
 fn specs_of_cache_and_attention_select_their_artifacts() {
     let paging = Paging { dtype: DType::BF16, layout: PageLayout::Hnd, page_size: 64 };
-    for (num_q_heads, num_kv_heads, head_dim) in [(12, 2, 128), (28, 4, 128), (32, 8, 128), (14, 2, 64), (9, 3, 64)] {
+    for (num_q_heads, num_kv_heads, head_dim) in
+        [(12, 2, 128), (28, 4, 128), (32, 8, 128), (14, 2, 64), (9, 3, 64)]
+    {
         let rope = rope::Config {
             dtype: DType::BF16,
             head_dim,
@@ -257,7 +268,8 @@ fn specs_of_cache_and_attention_select_their_artifacts() {
             soft_cap: None,
             lse: Presence::Absent,
         };
-        let decode = paged_decode::Spec::new(paged_decode::Config { attention: attention.clone(), paging }).unwrap();
+        let decode =
+            paged_decode::Spec::new(paged_decode::Config { attention: attention.clone(), paging }).unwrap();
         assert!(select(&decode, &sizes, &[]).manifest().name.contains("whole"));
         let split = [&sizes[..], &[("splits", 8)]].concat();
         assert!(select(&decode, &split, &[]).manifest().name.contains("split"));
