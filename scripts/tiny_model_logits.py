@@ -1,4 +1,4 @@
-"""Computes testdata/tiny_models.json: logits of small models in float32 by transformers, for oxide-infer-engine's tests.
+"""Computes testdata/tiny_models.json: float32 logits of small models by transformers, for oxide-infer-engine's tests.
 
 Weights are a formula of their name and index (crates/oxide-infer-engine/src/testing/tiny_model.rs has the same one), so
 that no weights are stored. Needs torch and transformers (the file says which made it):

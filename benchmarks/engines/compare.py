@@ -208,9 +208,7 @@ def report(record: dict) -> str:
             f"{engine[key]['median']:.1f} ({engine[key]['least']:.1f} to {engine[key]['greatest']:.1f})"
             for key in ("prefill_tokens_per_s", "decode_tokens_per_s")
         ]
-        lines.append(
-            f"| {name} | {cells[0]} | {cells[1]} | {engine['peak_resident_bytes'] / 2**20:.0f} MiB |"
-        )
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {engine['peak_resident_bytes'] / 2**20:.0f} MiB |")
     lines += ["", "| target | found | wanted | |", "|---|---|---|---|"]
     for what, value, wanted, met in verdict(found):
         lines.append(f"| {what} | {value:.2f} | {wanted} | {'met' if met else 'NOT MET'} |")

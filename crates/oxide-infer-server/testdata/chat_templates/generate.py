@@ -58,9 +58,7 @@ def result(id, content):
 REQUESTS = {
     "user": {"messages": [HELLO]},
     "no generation prompt": {"messages": [HELLO, turn("assistant", "Hi!")], "add_generation_prompt": False},
-    "system and thoughts": {
-        "messages": [SYSTEM, turn("user", " 1+1? \n"), THOUGHT, turn("user", "and 2+2?")]
-    },
+    "system and thoughts": {"messages": [SYSTEM, turn("user", " 1+1? \n"), THOUGHT, turn("user", "and 2+2?")]},
     "thoughts last": {"messages": [turn("user", "1+1?"), THOUGHT], "add_generation_prompt": False},
     "tools": {"messages": [HELLO], "tools": TOOLS},
     "tool calls": {

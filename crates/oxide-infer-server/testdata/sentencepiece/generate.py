@@ -78,8 +78,7 @@ def main():
         "bos": model.bos_id(),
         "eos": model.eos_id(),
         "cases": [
-            {"text": text, "ids": model.encode(text), "decoded": model.decode(model.encode(text))}
-            for text in TEXTS
+            {"text": text, "ids": model.encode(text), "decoded": model.decode(model.encode(text))} for text in TEXTS
         ],
     }
     path = pathlib.Path(__file__).with_name("expected.json")
