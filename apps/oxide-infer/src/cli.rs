@@ -125,8 +125,34 @@ mod tests {
     #[test]
     fn every_option_has_a_variable() {
         let command = config::with_environment(Cli::command());
-        let serve = command.find_subcommand("serve").unwrap();
-        let port = serve.get_arguments().find(|arg| arg.get_long() == Some("max-model-len")).unwrap();
-        assert_eq!(port.get_env(), Some("OXIDE_INFER_MAX_MODEL_LEN".as_ref()));
+        for subcommand in command.get_subcommands() {
+            for (arg, long) in subcommand.get_arguments().filter_map(|arg| Some((arg, arg.get_long()?))) {
+                let expected = config::variable(long);
+                let name = subcommand.get_name();
+                assert_eq!(arg.get_env(), Some(expected.as_ref()), "`{name} --{long}`");
+            }
+        }
+        assert_eq!(config::variable("max-model-len"), "OXIDE_INFER_MAX_MODEL_LEN");
+    }
+
+    #[test]
+    fn flags_can_be_given_and_taken_back() {
+        let raw = |args: &[&str]| {
+            let args = [&["oxide-infer", "run", "--model", "m"], args, &["prompt"]].concat();
+            match Cli::try_parse_from(args).unwrap().command {
+                Command::Run(args) => args.raw,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(!raw(&[]));
+        assert!(raw(&["--raw"]));
+        assert!(!raw(&["--raw=false"]));
+    }
+
+    #[test]
+    fn the_kv_memory_of_the_help_is_the_engines_default() {
+        let args = Cli::try_parse_from(["oxide-infer", "run", "--model", "m", "prompt"]).unwrap();
+        let Command::Run(args) = args.command else { panic!("{args:?}") };
+        assert_eq!(args.model.engine.kv_memory.0, oxide_infer_engine::cpu::KvMemory::default().0);
     }
 }

@@ -29,12 +29,12 @@ pub(crate) struct ModelOptions {
     #[arg(long, value_name = "DEVICE", value_parser = str::parse::<DeviceArg>)]
     pub(crate) device: Option<DeviceArg>,
 
-    #[command(flatten)]
-    pub(crate) engine: EngineOptions,
-
     /// Jinja file that replaces the model's chat template
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) chat_template: Option<PathBuf>,
+
+    #[command(flatten)]
+    pub(crate) engine: EngineOptions,
 
     #[command(flatten)]
     pub(crate) log: LogOptions,
@@ -57,12 +57,7 @@ pub(crate) struct EngineOptions {
     pub(crate) max_sequences: usize,
 
     /// Memory for keys and values, such as 512MiB or 2GiB
-    #[arg(
-        long,
-        value_name = "SIZE",
-        value_parser = str::parse::<ByteSize>,
-        default_value_t = ByteSize(CpuOptions::default().kv_memory.0)
-    )]
+    #[arg(long, value_name = "SIZE", value_parser = str::parse::<ByteSize>, default_value = "1GiB")]
     pub(crate) kv_memory: ByteSize,
 
     /// CPU threads that compute [default: the number of cores]

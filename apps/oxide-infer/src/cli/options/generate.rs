@@ -1,7 +1,7 @@
 //! Options of `run` and `chat`.
 
 use super::ModelOptions;
-use clap::Args;
+use clap::{ArgAction, Args};
 
 /// Answer one prompt and print the answer as it comes
 #[derive(Args, Debug)]
@@ -28,6 +28,7 @@ pub(crate) struct RunArgs {
     /// Continue the prompt as it is, without the chat template
     #[arg(
         long,
+        action = ArgAction::Set,
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",

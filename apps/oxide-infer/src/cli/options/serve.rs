@@ -2,8 +2,8 @@
 
 use super::ModelOptions;
 use crate::cli::values::{ByteSize, duration};
-use clap::Args;
 use clap::builder::ValueParser;
+use clap::{ArgAction, Args};
 use std::time::Duration;
 
 /// Serve a model over HTTP with the OpenAI API
@@ -62,6 +62,7 @@ pub(crate) struct ServeArgs {
     /// Keep text of special tokens in users' messages from becoming special
     #[arg(
         long,
+        action = ArgAction::Set,
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = "true",
