@@ -42,7 +42,8 @@ pub enum DrainOutcome {
     Complete,
     /// Time was up; the requests that were left have failed with [`RequestError::ShutDown`].
     CutShort,
-    /// Time was up and the engine did not stop even so: the executor hangs in a step.
+    /// Time was up and the engine did not stop within five seconds even so: the executor hangs in a step, or takes that
+    /// long for one.
     Hung,
 }
 
