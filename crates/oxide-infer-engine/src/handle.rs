@@ -82,8 +82,8 @@ impl EngineHandle {
         })
     }
 
-    /// Supplies the mask under which token `index` (from 0) of a choice is sampled. A mask for a token that has been
-    /// sampled already, or for a request that has ended, does nothing.
+    /// Supplies the mask under which token `index` (from 0) of a choice is sampled. It is for the first token that no step
+    /// samples yet; a mask for another one, or for a request that has ended, does nothing.
     ///
     /// # Errors
     /// The mask is for another vocabulary, or admits no token.

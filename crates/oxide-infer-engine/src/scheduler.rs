@@ -117,7 +117,8 @@ impl Scheduler {
         }
     }
 
-    /// Takes the mask for token `index` of a choice, if that is its next and the request has masks.
+    /// Takes the mask for token `index` of a choice, if that is the first that no step samples yet and the request has
+    /// masks.
     pub fn supply_mask(&mut self, id: RequestId, choice: ChoiceIndex, index: u32, mask: Arc<TokenMask>) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         let masked = request.spec.masking == Masking::PerToken;

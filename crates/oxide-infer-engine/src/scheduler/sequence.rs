@@ -164,10 +164,7 @@ impl Request {
     fn may_sample(&self, choice: ChoiceIndex) -> bool {
         match self.spec.masking {
             Masking::None => true,
-            Masking::PerToken => {
-                self.sampled_by(choice).all(|choice| self.sequences[choice].mask.is_some())
-                    && self.sequence(choice).pending == 0
-            }
+            Masking::PerToken => self.sampled_by(choice).all(|choice| self.sequences[choice].mask.is_some()),
         }
     }
 

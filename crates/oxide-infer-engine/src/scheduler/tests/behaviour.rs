@@ -345,9 +345,10 @@ fn choices_that_do_not_fit_at_once_are_computed_one_after_the_other() {
 #[test]
 fn a_newcomer_waits_until_those_that_run_have_a_page_to_spare() {
     let mut harness = Harness::new(ExecutorLimits { num_pages: 4, ..limits() });
-    let first = harness.add(request(0..4, 4)).unwrap();
+    // Has two pages and will take a third; the newcomer needs the two that are left.
+    let first = harness.add(request(0..5, 6)).unwrap();
     harness.turn();
-    harness.add(request(100..112, 1)).unwrap();
+    harness.add(request(100..108, 2)).unwrap();
     while !harness.clients[&first].ended {
         assert_eq!(harness.scheduler.stats().running, 1);
         harness.turn();
@@ -391,6 +392,23 @@ fn a_mask_for_another_token_than_the_next_is_not_used() {
     harness.run();
     assert_eq!(tokens(&harness, id), 1);
     finish(&mut harness);
+}
+
+#[test]
+fn a_mask_that_comes_before_the_last_token_is_known_lets_the_row_go_on() {
+    let mut harness = Harness::new(overlapped());
+    let mut masked = request(0..3, 2);
+    masked.masking = Masking::PerToken;
+    let id = harness.add(masked).unwrap();
+    harness.supply_mask(id, ChoiceIndex(0));
+    harness.schedule();
+    let mut only_7 = TokenMask::none(1000);
+    only_7.allow(TokenId(7));
+    harness.scheduler.supply_mask(id, ChoiceIndex(0), 1, Arc::new(only_7));
+    assert_eq!(harness.schedule(), Scheduled::Step);
+    assert_eq!(harness.batch.rows[0].input, RowInput::LastSampled);
+    harness.run();
+    assert_eq!(harness.clients[&id].choices[0].tokens[1], TokenId(7));
 }
 
 #[test]

@@ -131,8 +131,11 @@ impl Harness {
     /// Runs to the end of all requests; masks come when they can.
     pub(super) fn finish_all(&mut self) {
         self.run();
+        let mut rounds = 0;
         while self.supply_masks() {
             self.run();
+            rounds += 1;
+            assert!(rounds < 1000, "masks do not get the requests on");
         }
     }
 
