@@ -106,6 +106,24 @@ fn offline_uses_the_cache_only() {
 }
 
 #[test]
+fn a_model_option_downloads_what_is_missing_and_nothing_when_offline() {
+    let home = tempfile::tempdir().unwrap();
+    let hub = Hub::start("org/tiny", safetensors_repo(), Mood::Open);
+    let ask = |offline: &str| {
+        let mut command = oxide_infer(home.path());
+        command.args(["run", "--model", "org/tiny", "Hello"]).env("HF_ENDPOINT", hub.url());
+        run(command.env("HF_HOME", home.path().join("hf")).env("HF_HUB_OFFLINE", offline))
+    };
+    let (code, _, stderr) = ask("1");
+    assert_eq!((code, hub.downloads().len()), (1, 0));
+    assert!(stderr.contains("run `oxide-infer pull org/tiny`"), "{stderr}");
+    // It is downloaded, and is then no model: its configuration is empty.
+    let (code, _, stderr) = ask("0");
+    assert_eq!((code, hub.downloads().len()), (1, 4), "{stderr}");
+    assert!(stderr.contains("error: ") && stderr.contains("config.json"), "{stderr}");
+}
+
+#[test]
 fn when_the_hub_cannot_be_reached_a_complete_cache_is_used() {
     let home = tempfile::tempdir().unwrap();
     let dead = format!("http://{}", dead_address());
