@@ -113,9 +113,11 @@ impl Product<'_> {
     fn fused<const R: usize, const P: usize>(&self, rows: &Range<usize>, part: &Part, panel: usize) {
         let (k, input) = (self.k, &self.input[rows.start * self.k..rows.end * self.k]);
         let panels = std::array::from_fn(|p| part.panel(panel + p));
+        let ahead = part.panels(panel + P..panel + 2 * P);
         let mut sums = [[[0.0; LANES]; P]; R];
         with_format!(part.format, F => {
-            self.level.run(Fused::<F, R, P> { input, k, panels, sums: &mut sums, format: PhantomData });
+            let sums = &mut sums;
+            self.level.run(Fused::<F, R, P> { input, k, panels, ahead, sums, format: PhantomData });
         });
         for (row, sums) in rows.clone().zip(sums) {
             for (p, sums) in sums.iter().enumerate() {

@@ -8,6 +8,7 @@ use crate::simd::{Isa, Kernel, LANES, Level};
 use format::{Format, UNIT};
 use oxide_infer::WeightFormat;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A weight matrix `[rows, cols]` rearranged for this provider: sixteen rows interleaved, quantized blocks still
 /// quantized. It is the only copy that a model needs; products and row lookups both read it.
@@ -51,6 +52,12 @@ impl Part {
 
     pub(crate) fn panel(&self, panel: usize) -> &[u8] {
         &self.panels[panel * self.stride..][..self.stride]
+    }
+
+    /// Those of some panels that there are.
+    pub(crate) fn panels(&self, panels: Range<usize>) -> &[u8] {
+        let [start, end] = [panels.start, panels.end].map(|panel| self.panels.len().min(panel * self.stride));
+        &self.panels[start..end]
     }
 
     /// Columns `start..` of a panel, a whole number of units from its start, as numbers: sixteen rows of each.

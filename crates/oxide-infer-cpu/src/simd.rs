@@ -71,6 +71,9 @@ pub(crate) trait Isa {
     /// Sixteen small integers.
     type U: Copy;
 
+    /// Asks for the cache line of a byte that will be read soon.
+    fn prefetch(byte: &u8);
+
     fn splat(value: f32) -> Self::F;
     fn load(lanes: &[f32; LANES]) -> Self::F;
     fn store(value: Self::F, lanes: &mut [f32; LANES]);

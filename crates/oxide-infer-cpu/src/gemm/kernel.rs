@@ -18,6 +18,8 @@ const TILE: usize = 6;
 /// Columns of a panel that are widened at a time: 16 KiB, half of an L1 cache.
 pub(super) const CHUNK: usize = 8 * UNIT;
 
+const CACHE_LINE: usize = 64;
+
 /// Sixteen columns of the output.
 pub(crate) type Lanes = [f32; LANES];
 
@@ -45,6 +47,9 @@ pub(super) struct Fused<'a, F, const R: usize, const P: usize> {
     pub(super) input: &'a [f32],
     pub(super) k: usize,
     pub(super) panels: [&'a [u8]; P],
+    /// What will be read next: fetched into the cache meanwhile. The streams of panels are too short for the hardware to
+    /// run ahead of.
+    pub(super) ahead: &'a [u8],
     pub(super) sums: &'a mut [[Lanes; P]; R],
     pub(super) format: PhantomData<F>,
 }
@@ -57,9 +62,14 @@ impl<F: Format, const R: usize, const P: usize> Kernel for Fused<'_, F, R, P> {
         if !I::FUSES {
             unreachable!("the caller asks the level first");
         }
-        let Self { input, k, panels, sums, .. } = self;
+        let Self { input, k, panels, ahead, sums, .. } = self;
+        let units = k.div_ceil(UNIT);
+        let mut ahead = ahead.chunks(ahead.len().div_ceil(units.max(1)).max(1));
         let mut acc = [[I::splat(0.0); P]; R];
-        for unit in 0..k.div_ceil(UNIT) {
+        for unit in 0..units {
+            for byte in ahead.next().unwrap_or_default().iter().step_by(CACHE_LINE) {
+                I::prefetch(byte);
+            }
             let columns = (k - unit * UNIT).min(UNIT);
             let mut rows = [input; R];
             for r in 0..R {

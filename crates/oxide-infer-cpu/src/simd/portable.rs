@@ -23,6 +23,8 @@ impl Isa for Portable {
     type U = [i32; LANES];
 
     #[inline(always)]
+    fn prefetch(_: &u8) {}
+    #[inline(always)]
     fn splat(value: f32) -> Self::F {
         [value; LANES]
     }
