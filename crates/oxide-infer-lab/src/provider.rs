@@ -27,6 +27,7 @@ pub(crate) struct OxideTile {
     loader: Loader,
     registry: Arc<Registry>,
     artifact: Arc<Artifact>,
+    runs: usize,
 }
 
 impl OxideTile {
@@ -37,11 +38,18 @@ impl OxideTile {
     ) -> Result<Self, CudaError> {
         let (stream, loader) = (context.stream()?, Loader::new(context, registry.clone()));
         let (registry, artifact) = (registry.clone(), artifact.clone());
-        Ok(Self { context: context.clone(), stream, loader, registry, artifact })
+        Ok(Self { context: context.clone(), stream, loader, registry, artifact, runs: 0 })
+    }
+
+    /// Cases that the device has run to their end; the others were refused before it.
+    pub(crate) fn runs(&self) -> usize {
+        self.runs
     }
 
     fn outcome(&mut self, call: Call<'_>) -> Outcome {
-        call.run(&mut self.loader, &self.registry, &self.artifact.manifest().name)
+        let outcome = call.run(&mut self.loader, &self.registry, &self.artifact.manifest().name);
+        self.runs += usize::from(outcome.is_ok());
+        outcome
     }
 
     fn call<'a>(&self, request: Request) -> Call<'a> {
