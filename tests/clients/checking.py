@@ -1,0 +1,97 @@
+"""An HTTP transport that checks every response against a schema.
+
+The schemas were written by hand from OpenAI's and vLLM's documentation, not from the server's code."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx2
+from jsonschema import Draft202012Validator
+
+SCHEMAS = {
+    path.stem: Draft202012Validator(json.loads(path.read_text()))
+    for path in (Path(__file__).parent / "schemas").glob("*.json")
+}
+# Method and path of a response with status 200 to its schema.
+WHOLE = {
+    ("POST", "/v1/chat/completions"): "chat.completion",
+    ("POST", "/v1/completions"): "text_completion",
+    ("POST", "/tokenize"): "tokenize",
+    ("POST", "/detokenize"): "detokenize",
+    ("GET", "/v1/models"): "models",
+    ("GET", "/health"): "health",
+    ("GET", "/ready"): "ready",
+    ("GET", "/version"): "version",
+}
+# Of /health and /ready also with 503.
+STATUS_PATHS = ("/health", "/ready")
+
+
+def check(name: str, body: object) -> None:
+    """Raises jsonschema.ValidationError if a body is not what the schema says."""
+    SCHEMAS[name].validate(body)
+
+
+class CheckingTransport(httpx2.BaseTransport):
+    """Passes requests on, checks every response, and counts what it has checked."""
+
+    def __init__(self) -> None:
+        self.inner = httpx2.HTTPTransport()
+        self.checked = 0
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = self.inner.handle_request(request)
+        assert response.headers.get("x-request-id"), "every response has an id"
+        path = request.url.path
+        kind = response.headers["content-type"].split(";")[0]
+        if kind == "text/event-stream":
+            assert response.status_code == 200
+            response.stream = CheckedEvents(response.stream, WHOLE["POST", path] + ".chunk", self)
+        elif path != "/metrics":
+            assert kind == "application/json"
+            response.read()
+            check(self.schema_of(request.method, path, response.status_code), response.json())
+            self.checked += 1
+        return response
+
+    @staticmethod
+    def schema_of(method: str, path: str, status: int) -> str:
+        if path in STATUS_PATHS and status in (200, 503):
+            return WHOLE[method, path]
+        if status != 200:
+            return "error"
+        return "model" if path.startswith("/v1/models/") else WHOLE[method, path]
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class CheckedEvents(httpx2.SyncByteStream):
+    """A stream of server-sent events, each of which is checked as it passes."""
+
+    def __init__(self, inner: httpx2.SyncByteStream, schema: str, transport: CheckingTransport) -> None:
+        self.inner = inner
+        self.schema = schema
+        self.transport = transport
+
+    def __iter__(self) -> Iterator[bytes]:
+        pending = b""
+        for data in self.inner:
+            pending += data
+            *events, pending = pending.split(b"\n\n")
+            for event in events:
+                self.check_event(event.decode())
+            yield data
+        assert pending == b"", "a stream ends with a whole event"
+
+    def check_event(self, event: str) -> None:
+        if event.startswith(":") or event == "data: [DONE]":
+            return
+        assert event.startswith("data: "), event
+        body = json.loads(event.removeprefix("data: "))
+        check("error" if "error" in body else self.schema, body)
+        self.transport.checked += 1
+
+    def close(self) -> None:
+        self.inner.close()
