@@ -30,9 +30,7 @@ def test_text_parts_are_the_same_question(client: OpenAI) -> None:
 
 
 def test_a_stream_is_the_same_answer_with_usage_at_its_end(client: OpenAI) -> None:
-    chunks = list(
-        client.chat.completions.create(**GREEDY, stream=True, stream_options={"include_usage": True})
-    )
+    chunks = list(client.chat.completions.create(**GREEDY, stream=True, stream_options={"include_usage": True}))
     assert chunks[0].choices[0].delta.role == "assistant"
     assert "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices) == ANSWER
     reasons = [choice.finish_reason for chunk in chunks for choice in chunk.choices]
@@ -75,18 +73,14 @@ def test_n_answers_differ_when_sampled_and_agree_when_greedy(client: OpenAI) -> 
 
 def test_a_seed_fixes_the_text(client: OpenAI) -> None:
     def sample(seed: int) -> str:
-        reply = client.chat.completions.create(
-            model=NAME, messages=CAPITAL, max_tokens=24, temperature=1.5, seed=seed
-        )
+        reply = client.chat.completions.create(model=NAME, messages=CAPITAL, max_tokens=24, temperature=1.5, seed=seed)
         return reply.choices[0].message.content
 
     texts = [sample(7), sample(7), sample(8)]
     assert texts[0] == texts[1] != texts[2]
 
 
-@pytest.mark.parametrize(
-    ("stop", "text"), [("France", "The capital of "), ([" is", "zzz"], "The capital of France")]
-)
+@pytest.mark.parametrize(("stop", "text"), [("France", "The capital of "), ([" is", "zzz"], "The capital of France")])
 def test_a_stop_string_is_cut_off_also_in_a_stream(client: OpenAI, stop: object, text: str) -> None:
     reply = client.chat.completions.create(**GREEDY, stop=stop)
     assert (reply.choices[0].message.content, reply.choices[0].finish_reason) == (text, "stop")
@@ -111,9 +105,7 @@ def test_a_limit_ends_with_length(client: OpenAI, field: str) -> None:
 
 
 def test_logit_bias_forbids_a_token(client: OpenAI, server: Server) -> None:
-    paris = server.http.post("/tokenize", json={"prompt": " Paris", "add_special_tokens": False}).json()[
-        "tokens"
-    ]
+    paris = server.http.post("/tokenize", json={"prompt": " Paris", "add_special_tokens": False}).json()["tokens"]
     assert len(paris) == 1
     reply = client.chat.completions.create(**GREEDY, max_tokens=12, logit_bias={str(paris[0]): -100})
     assert "Paris" not in reply.choices[0].message.content
@@ -141,11 +133,7 @@ def test_a_message_can_be_continued(client: OpenAI) -> None:
 def test_an_answer_can_be_sent_back_as_the_client_parsed_it(client: OpenAI) -> None:
     answer = client.chat.completions.create(**GREEDY).choices[0].message
     messages = [*CAPITAL, answer, {"role": "user", "content": "Thanks!"}]
-    assert (
-        client.chat.completions.create(**GREEDY | {"messages": messages}, max_tokens=4)
-        .choices[0]
-        .message.content
-    )
+    assert client.chat.completions.create(**GREEDY | {"messages": messages}, max_tokens=4).choices[0].message.content
 
 
 def test_a_repeated_prompt_comes_from_the_cache(client: OpenAI) -> None:

@@ -23,9 +23,7 @@ def test_text_token_ids_and_arrays_of_either_are_the_same_prompts(client: OpenAI
 
 def test_choices_of_several_prompts_are_numbered_prompt_by_prompt(client: OpenAI) -> None:
     prompts = ["The sun rises in the", "Once upon a"]
-    alone = [
-        client.completions.create(**GREEDY, prompt=text, max_tokens=4).choices[0].text for text in prompts
-    ]
+    alone = [client.completions.create(**GREEDY, prompt=text, max_tokens=4).choices[0].text for text in prompts]
     reply = client.completions.create(**GREEDY, prompt=prompts, max_tokens=4, n=2)
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
     assert [choice.text for choice in reply.choices] == [alone[0], alone[0], alone[1], alone[1]]
@@ -36,9 +34,7 @@ def test_a_stream_is_the_same_text(client: OpenAI) -> None:
     whole = client.completions.create(**request)
     chunks = list(client.completions.create(**request, stream=True, stream_options={"include_usage": True}))
     assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == whole.choices[0].text
-    assert (
-        chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
-    )
+    assert chunks[-1].usage == whole.usage or chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert whole.choices[0].finish_reason == "length"
 
 
@@ -55,9 +51,7 @@ def test_echo_with_log_probabilities_scores_the_prompt(client: OpenAI, server: S
     assert logprobs.tokens[start:-1] == [" Paris"]
     assert logprobs.text_offset[start] == len(context)
     # The same number as when the token is generated.
-    generated = (
-        client.completions.create(**GREEDY, prompt=context, max_tokens=1, logprobs=5).choices[0].logprobs
-    )
+    generated = client.completions.create(**GREEDY, prompt=context, max_tokens=1, logprobs=5).choices[0].logprobs
     assert abs(generated.top_logprobs[0][" Paris"] - logprobs.token_logprobs[start]) < 1e-3
     greedy = generated.tokens[0] == " Paris"
     assert (logprobs.token_logprobs[start] == max(logprobs.top_logprobs[start].values())) == greedy

@@ -33,9 +33,7 @@ def refused(error: openai.APIStatusError, status: int, code: str, param: str | N
         ({"seed": 2**70}, "invalid_type", "seed"),
     ],
 )
-def test_a_bad_request_is_400_and_names_its_field(
-    client: OpenAI, fields: dict, code: str, param: str
-) -> None:
+def test_a_bad_request_is_400_and_names_its_field(client: OpenAI, fields: dict, code: str, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**{"model": NAME, "messages": HI} | fields)
     refused(caught.value, 400, code, param)
@@ -93,9 +91,7 @@ def test_a_full_queue_is_429_and_the_client_comes_back(start: Callable[..., Serv
     def ask(retries: int) -> object:
         request = {"model": NAME, "messages": HI, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
         try:
-            return (
-                server.client(max_retries=retries).chat.completions.create(**request).usage.completion_tokens
-            )
+            return server.client(max_retries=retries).chat.completions.create(**request).usage.completion_tokens
         except openai.RateLimitError as error:
             assert int(error.response.headers["retry-after"]) >= 1
             refused(error, 429, "rate_limit_exceeded")

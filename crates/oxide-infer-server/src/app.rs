@@ -4,6 +4,7 @@ use crate::auth::KeyRing;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
+use crate::protocol::fields::shorten;
 use crate::protocol::params::Bounds;
 use crate::text::TextModel;
 use oxide_infer::TokenId;
@@ -105,7 +106,7 @@ impl App {
         match asked {
             Some(model) if !names.iter().any(|name| name == model) => {
                 let served = names.iter().map(|name| format!("'{name}'")).collect::<Vec<_>>().join(", ");
-                Err(ApiError::ModelNotFound { model: model.to_owned(), served })
+                Err(ApiError::ModelNotFound { model: shorten(model), served })
             }
             _ => Ok(()),
         }

@@ -19,7 +19,7 @@ const HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes that are buffered for one connection, and so at most what a client that does not read costs here.
 const BUFFER_BYTES: usize = 64 << 10;
 /// How long connections get to end once everything in flight has been answered.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves connections until `stop` resolves, then lets the open ones end.
 pub(crate) async fn serve(

@@ -5,6 +5,7 @@ use crate::auth::is_guarded;
 use crate::config::Cors;
 use crate::error::ApiError;
 use crate::observe::{REQUEST_ID, observe};
+use crate::protocol::fields::shorten;
 use crate::routes;
 use axum::Router;
 use axum::extract::{Request, State};
@@ -54,11 +55,11 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
 }
 
 async fn no_route(request: Request) -> ApiError {
-    ApiError::RouteNotFound { method: request.method().clone(), path: request.uri().path().to_owned() }
+    ApiError::RouteNotFound { method: request.method().clone(), path: shorten(request.uri().path()) }
 }
 
 async fn no_method(request: Request) -> ApiError {
-    ApiError::MethodNotAllowed { method: request.method().clone(), path: request.uri().path().to_owned() }
+    ApiError::MethodNotAllowed { method: request.method().clone(), path: shorten(request.uri().path()) }
 }
 
 /// A handler panicked: a fault of ours that must not take the other requests with it.

@@ -11,10 +11,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 /// How long a server whose engine has failed still tells so, before it ends.
 const FAILURE_GRACE: Duration = Duration::from_secs(3);
+
+/// How long clients may take to read the end of their answers, when the drain has taken all its time.
+const DELIVERY_GRACE: Duration = Duration::from_secs(1);
 
 /// A server for one engine and one model's text.
 #[derive(Clone, Debug)]
@@ -127,9 +130,11 @@ impl Server {
         let limit = self.app.config().drain_timeout;
         tracing::info!(seconds = limit.as_secs_f64(), "draining: no new requests, those in flight go on");
         self.app.begin_drain();
+        let started = Instant::now();
         let outcome = self.app.engine().drain(limit).await;
         // What the engine has made must still reach the clients; whoever does not read loses it.
-        let delivered = timeout(DELIVERY_TIMEOUT, self.app.idle()).await;
+        let left = limit.saturating_sub(started.elapsed()).max(DELIVERY_GRACE);
+        let delivered = timeout(left, self.app.idle()).await;
         match (outcome, self.app.engine().health()) {
             (_, Health::Failed(message)) => Err(ServeError::EngineFailed(message)),
             (DrainOutcome::Hung, _) => Err(ServeError::EngineHung),
@@ -140,9 +145,6 @@ impl Server {
         }
     }
 }
-
-/// How long clients may take to read the rest of their answers once the engine has stopped.
-const DELIVERY_TIMEOUT: Duration = Duration::from_secs(5);
 
 fn failure(health: Health) -> String {
     match health {

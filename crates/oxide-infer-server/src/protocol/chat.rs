@@ -1,6 +1,6 @@
 //! The request of `/v1/chat/completions`, and the messages that `/tokenize` takes, too.
 
-use super::fields::{Fields, read, wrong_type};
+use super::fields::{Fields, read, shorten, wrong_type};
 use super::params::{Bounds, GenerationParams, MaxTokens, read_add_special_tokens};
 use super::rules::Route;
 use crate::error::ApiError;
@@ -130,7 +130,7 @@ fn read_message(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
             },
             _ => fields.invalid(
                 "role",
-                format!("must be 'system', 'developer', 'user' or 'assistant', got '{role}'"),
+                format!("must be 'system', 'developer', 'user' or 'assistant', got '{}'", shorten(&role)),
             ),
         });
     }
@@ -170,7 +170,7 @@ fn read_part(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
     if kind != "text" {
         return Err(ApiError::UnsupportedField {
             param: fields.param("type"),
-            reason: format!("only parts of type 'text' are, got '{kind}'"),
+            reason: format!("only parts of type 'text' are, got '{}'", shorten(&kind)),
         });
     }
     let text = fields.string("text")?.ok_or_else(|| fields.missing("text", "a string"))?;

@@ -52,7 +52,7 @@ impl<'a> Fields<'a> {
 
     /// A field's name as `param` shows it.
     pub(crate) fn param(&self, name: &str) -> String {
-        format!("{}{name}", self.prefix)
+        format!("{}{}", self.prefix, shorten(name))
     }
 
     /// The error of a field whose value is not allowed.
@@ -176,13 +176,16 @@ pub(crate) fn whole_number(raw: &RawValue) -> Option<i64> {
 
 /// The error of a value of another type than `expected`.
 pub(crate) fn wrong_type(param: &str, expected: &str, raw: &RawValue) -> ApiError {
+    ApiError::InvalidType { param: param.to_owned(), expected: expected.to_owned(), got: shorten(raw.get()) }
+}
+
+/// What a client sent, short enough to be sent back in an error.
+pub(crate) fn shorten(text: &str) -> String {
     const SHOWN: usize = 80;
-    let raw = raw.get();
-    let mut got: String = raw.chars().take(SHOWN).collect();
-    if got.len() < raw.len() {
-        got.push('…');
+    match text.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
     }
-    ApiError::InvalidType { param: param.to_owned(), expected: expected.to_owned(), got }
 }
 
 /// Whether a value that is not supported says what would happen without it.

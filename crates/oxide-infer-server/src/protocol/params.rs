@@ -208,7 +208,11 @@ fn read_logit_bias(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Arc<[(
     for (key, bias) in biases {
         let token = key.parse().ok().filter(|&id: &u32| (id as usize) < bounds.vocab_size);
         let Some(token) = token else {
-            let reason = format!("must have token ids below {} as keys, got '{key}'", bounds.vocab_size);
+            let reason = format!(
+                "must have token ids below {} as keys, got '{}'",
+                bounds.vocab_size,
+                fields::shorten(&key)
+            );
             return Err(fields.invalid("logit_bias", reason));
         };
         if !(-100.0..=100.0).contains(&bias) {

@@ -34,6 +34,17 @@ async fn an_error_says_what_was_expected_and_what_came() {
     let long = "x".repeat(1000);
     let message = harness.chat(json!({"n": long})).await.error(400, "invalid_type", Some("n"));
     assert!(message.len() < 200, "{message}");
+    let long = "é".repeat(1000);
+    for fields in [
+        json!({"model": long}),
+        json!({"logit_bias": {&long: 1}}),
+        json!({"messages": [{"role": long, "content": "a"}]}),
+        json!({"messages": [{"role": "user", "content": [{"type": long}]}]}),
+        json!({&long: 1}),
+    ] {
+        let reply = harness.chat(fields).await;
+        assert!(reply.status.is_client_error() && reply.body.len() < 600, "{}", reply.text());
+    }
 }
 
 #[tokio::test]
@@ -277,6 +288,15 @@ async fn a_full_queue_is_429_with_retry_after() {
     third.error(429, "rate_limit_exceeded", None);
     let seconds: u64 = third.headers[header::RETRY_AFTER].to_str().unwrap().parse().unwrap();
     assert!(seconds >= 1);
+}
+
+/// It could never be admitted, so the client is not told to try again.
+#[tokio::test]
+async fn more_prompts_than_the_queue_holds_are_400() {
+    let engine = EngineConfig { max_waiting: 2, prefix_cache: PrefixCache::Enabled };
+    let harness = Harness::with_engine(endless(Duration::from_millis(20)), engine, |_| {});
+    let prompts: Vec<&str> = vec!["a"; 20];
+    harness.complete(json!(prompts), json!({})).await.error(400, "invalid_value", Some("prompt"));
 }
 
 #[tokio::test]

@@ -210,7 +210,7 @@ impl PromptRun {
             prompt_logprobs: job.prompt_logprobs,
             masking: Masking::None,
         });
-        let events = events.map_err(|error| submit_error(error, &prompt.param))?;
+        let events = events.map_err(|error| submit_error(error, &prompt.param, job.prompts.len()))?;
         let tokenizer = app.text().tokenizer();
         let answer = || Answer {
             choice: Choice::new(params, matcher.clone(), app.eos_token_ids(), tokenizer),
@@ -310,9 +310,13 @@ impl PromptRun {
     }
 }
 
-fn submit_error(error: SubmitError, prompt_param: &str) -> ApiError {
+fn submit_error(error: SubmitError, prompt_param: &str, prompts: usize) -> ApiError {
     let invalid = |param: &str, reason: String| ApiError::InvalidValue { param: param.to_owned(), reason };
     match error {
+        // Waiting would not help.
+        SubmitError::QueueFull { limit, .. } if prompts > limit => {
+            invalid("prompt", format!("has {prompts} prompts; at most {limit} can wait at once"))
+        }
         SubmitError::QueueFull { retry_after, .. } => {
             ApiError::Busy { reason: error.to_string(), retry_after }
         }
