@@ -292,20 +292,10 @@ fn packed(parts: &[&FloatView<'_, 3>]) -> Vec<bf16> {
     all
 }
 
-/// `[max_positions, rotary_dim / 2, 2]`: cosine and sine of every angle up to the last position in use, made by turning
-/// the unit vector with the contract's reference.
+/// `[max_positions, rotary_dim / 2, 2]`: the contract's cosines and sines up to the last position in use.
 fn rotations(config: rope::Config, positions: &View<'_, i32, 1>) -> Result<Vec<f32>, Refusal> {
     let last = (0..positions.shape()[0]).map(|i| positions.at([i])).max().unwrap_or(0).max(0);
-    let half = config.rotary_dim / 2;
     let spec = rope::Spec::new(config).map_err(failed)?;
-    let mut table = Vec::new();
-    for position in 0..=last {
-        for &inv_freq in spec.inv_freq() {
-            let angle = f64::from(position as f32 * inv_freq);
-            let factor = f64::from(spec.attention_factor());
-            table.extend([(factor * angle.cos()) as f32, (factor * angle.sin()) as f32]);
-        }
-    }
-    debug_assert_eq!(table.len(), (last as usize + 1) * half * 2);
-    Ok(table)
+    let rows = (0..=last as usize).flat_map(|position| spec.rotations(position));
+    Ok(rows.flatten().map(|value| value as f32).collect())
 }

@@ -108,12 +108,18 @@ impl Spec {
         }
     }
 
-    /// Turns one head in place.
-    pub(crate) fn rotate(&self, position: i32, head: &mut [f32]) {
-        for (i, &inv_freq) in self.inv_freq.iter().enumerate() {
+    /// Cosine and sine of each pair's angle at a position, times the attention factor: what providers tabulate.
+    pub fn rotations(&self, position: usize) -> impl Iterator<Item = [f64; 2]> {
+        let factor = f64::from(self.attention_factor);
+        self.inv_freq.iter().map(move |&inv_freq| {
             let angle = f64::from(position as f32 * inv_freq);
-            let factor = f64::from(self.attention_factor);
-            let (c, s) = (factor * angle.cos(), factor * angle.sin());
+            [factor * angle.cos(), factor * angle.sin()]
+        })
+    }
+
+    /// Turns one head in place. The position is not negative.
+    pub(crate) fn rotate(&self, position: i32, head: &mut [f32]) {
+        for (i, [c, s]) in self.rotations(position as usize).enumerate() {
             let [ia, ib] = self.pair(i);
             let (a, b) = (f64::from(head[ia]), f64::from(head[ib]));
             head[ia] = (a * c - b * s) as f32;
