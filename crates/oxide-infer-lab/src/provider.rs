@@ -230,15 +230,8 @@ impl Operators for OxideTile {
             return Ok(());
         }
         let judged = judge(Contract::PAGED_PREFILL, operands.check_indices(spec));
-        let starts = (0..=batch).map(|i| operands.query_start.at([i])).collect::<Vec<_>>();
-        let longest = starts.windows(2).map(|pair| pair[1].saturating_sub(pair[0])).max().unwrap_or(0);
-        let sizes = [
-            ("batch", batch),
-            ("num_pages", num_pages),
-            ("max_pages", max_pages),
-            ("tokens", tokens),
-            ("max_query_len", usize::try_from(longest).unwrap_or(0).max(1)),
-        ];
+        let sizes =
+            [("batch", batch), ("num_pages", num_pages), ("max_pages", max_pages), ("tokens", tokens)];
         let mut call = self.call(with(request(spec), &sizes));
         call.read_float("q", &operands.q)?;
         call.read_float("k_pages", &operands.k_pages)?;

@@ -157,13 +157,9 @@ def decode(artifact: Artifact, shape: Shape) -> Case:
 
 
 def prefill(artifact: Artifact, shape: Shape) -> Case:
-    """Chunks of any length up to the bound, after any number of earlier keys; rows of no sequence stay as they were."""
-    batch, longest = shape["batch"], shape["max_query_len"]
-    capacity = shape["max_pages"] * PAGE_SIZE
-    query_len = torch.randint(0, min(longest, capacity) + 1, (batch,))
-    query_len[0] = min(longest, capacity)
-    kv_len = torch.stack([torch.randint(int(n), capacity + 1, ()) for n in query_len])
-    kv_len[0] = query_len[0]
+    """A mixed batch; rows of no sequence stay as they were."""
+    batch = shape["batch"]
+    query_len, kv_len = mixed_lengths(batch, shape["tokens"], shape["max_pages"] * PAGE_SIZE)
     query_start = torch.cat((torch.tensor([0]), query_len.cumsum(0)))
     inputs = cache(shape, kv_len)
     inputs["query_start"] = query_start.int().cuda()
@@ -175,6 +171,27 @@ def prefill(artifact: Artifact, shape: Shape) -> Case:
     untouched = torch.zeros(output.shape, dtype=torch.bool, device="cuda")
     untouched[int(query_start[-1]) :] = True
     return Case(inputs, {"output": output}, {"scale": shape["head_dim"] ** -0.5}, {"output": untouched})
+
+
+def mixed_lengths(batch: int, tokens: int, capacity: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows and keys of sequences: in turn a whole prompt, a decode row, nothing at all, and a chunk after earlier keys.
+
+    One sequence alone has all tokens; of several, the last few tokens are nobody's. The first decode row and the first
+    chunk end with a page.
+    """
+    left = tokens if batch == 1 else tokens - 2
+    query_len, kv_len = [], []
+    for b in range(batch):
+        longest = min(left, capacity)
+        drawn = int(torch.randint(0, longest + 1, ()))
+        rows = (longest if batch == 1 else drawn, min(1, longest), 0, drawn)[b % 4]
+        keys = (rows, int(torch.randint(rows, capacity + 1, ())), 0, int(torch.randint(rows, capacity + 1, ())))[b % 4]
+        if b in (1, 3):
+            keys = max(keys // PAGE_SIZE, -(-rows // PAGE_SIZE)) * PAGE_SIZE
+        query_len.append(rows)
+        kv_len.append(keys)
+        left -= rows
+    return torch.tensor(query_len), torch.tensor(kv_len)
 
 
 def cache(shape: Shape, kv_len: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -122,17 +122,19 @@ def decodes(artifact: Artifact) -> Iterator[Shape]:
 
 
 def prefills(artifact: Artifact) -> Iterator[Shape]:
-    """Ragged query lengths, drawn by the check, within `max_query_len`."""
+    """Groups of 1 to 8 query heads; the check draws mixed batches of chunks, decode rows and empty sequences."""
     head_dim = artifact.variant["head_dim"]
-    for batch, max_pages, num_q_heads, num_kv_heads, max_query_len in (
+    for batch, max_pages, num_q_heads, num_kv_heads, tokens in (
         (1, 3, 12, 2, 130),
-        (4, 9, 28, 4, 300),
-        (7, 5, 32, 8, 65),
-        (3, 40, 14, 2, 1),
+        (9, 9, 28, 4, 900),
+        (7, 5, 32, 8, 455),
+        (3, 40, 14, 2, 5),
         (2, 6, 9, 3, 384),
+        (5, 4, 8, 8, 400),
+        (1, 8, 16, 2, 512),
+        (300, 3, 64, 8, 700),
     ):
-        shape = attention(head_dim, batch, max_pages, num_q_heads, num_kv_heads)
-        yield {**shape, "max_query_len": max_query_len, "tokens": batch * max_query_len}
+        yield {**attention(head_dim, batch, max_pages, num_q_heads, num_kv_heads), "tokens": tokens}
 
 
 def attention(head_dim: int, batch: int, max_pages: int, num_q_heads: int, num_kv_heads: int) -> Shape:

@@ -189,7 +189,7 @@ def prefills(
             return
         shape, rotation, (_, k, v) = decode_operands(model, batch, length)
         tokens = batch * query_len
-        shape.update(tokens=tokens, max_query_len=query_len)
+        shape["tokens"] = tokens
         query_start = torch.arange(0, tokens + 1, query_len, dtype=torch.int32, device="cuda")
         q = inputs.randn(tokens, model.num_q_heads, model.head_dim)
         rotation = [{**tensors, "q": q, "query_start": query_start} for tensors in rotation]

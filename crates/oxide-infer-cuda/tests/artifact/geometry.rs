@@ -112,12 +112,11 @@ fn a_page_of_one_head_is_one_box() {
 }
 
 #[test]
-fn a_prefill_covers_the_longest_query_of_every_sequence() {
+fn a_prefill_has_a_place_for_every_tile_of_packed_rows_and_one_more_a_sequence() {
     let prefill = artifact("paged_prefill.bf16.64.rows128");
     let values = [
         ("batch", 3),
         ("tokens", 500),
-        ("max_query_len", 257),
         ("num_q_heads", 14),
         ("num_kv_heads", 2),
         ("head_dim", 64),
@@ -125,7 +124,8 @@ fn a_prefill_covers_the_longest_query_of_every_sequence() {
         ("num_pages", 40),
         ("max_pages", 8),
     ];
-    assert_eq!(resolve(prefill, &values)[0].grid, [3, 14, 3]);
+    // 500 tokens with 7 heads a group are 3,500 rows: 28 tiles of 128, and 3 sequences.
+    assert_eq!(resolve(prefill, &values)[0].grid, [31, 2, 1]);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn specs_of_cache_and_attention_select_their_artifacts() {
         let split = [&sizes[..], &[("splits", 8)]].concat();
         assert!(select(&decode, &split, &[]).manifest().name.contains("split"));
         let prefill = paged_prefill::Config { attention, paging, mask: Mask::Causal };
-        let of_prefill = [&sizes[..], &[("tokens", 700), ("max_query_len", 600)]].concat();
+        let of_prefill = [&sizes[..], &[("tokens", 700)]].concat();
         select(&paged_prefill::Spec::new(prefill).unwrap(), &of_prefill, &[]);
     }
 }
