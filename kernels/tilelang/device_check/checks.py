@@ -7,8 +7,8 @@ import torch
 
 from device_check import inputs, shapes
 from device_check.artifact import Artifact
+from device_check.cases import Case
 from device_check.driver import Module
-from device_check.inputs import Case
 from device_check.memory import POISON, Regions
 from device_check.shapes import Shape
 
@@ -85,7 +85,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 def check_status(module: Module) -> list[dict[str, Any]]:
     """Bad input: the status word says what and where, and nothing is written outside the operands."""
     rows = []
-    for name, spoil, codes in BAD_INPUTS.get(module.artifact.kernel, ()):
+    for name, spoil, codes in bad_inputs(module.artifact):
         shape = list(shapes.correctness(module.artifact))[1]
         case = inputs.make(module.artifact, shape)
         index = spoil(case.inputs, shape)
@@ -98,9 +98,17 @@ def check_status(module: Module) -> list[dict[str, Any]]:
     return rows
 
 
+def bad_inputs(artifact: Artifact) -> list[tuple[str, Any, tuple[int, ...]]]:
+    """What an artifact's operands can be spoiled with."""
+    found = list(BAD_INPUTS.get(artifact.kernel, ()))
+    return [*found, ("slot past the sequences", bad_slot, (1,))] if "slots" in artifact.operands else found
+
+
 def bad_token(tensors: Mapping[str, torch.Tensor], shape: Shape) -> int:
     """A token past the vocabulary."""
     tensors["ids"][2] = shape["vocab_size"]
+    if "slots" in tensors:
+        tensors["slots"][2] = -1
     return 2
 
 
@@ -125,16 +133,10 @@ def bad_length(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
     return 1
 
 
-def bad_logit(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
-    """A NaN in one row."""
-    tensors["logits"][7, 11] = float("nan")
-    return 7
-
-
-def no_logit(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
-    """A row of minus infinities."""
-    tensors["logits"][9] = -float("inf")
-    return 9
+def bad_slot(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A slot past the sequences."""
+    tensors["slots"][4] = FAR
+    return 4
 
 
 BAD_INPUTS = {
@@ -143,9 +145,14 @@ BAD_INPUTS = {
         ("page outside the pool", bad_page, (3,)),
         ("negative position", bad_position, (2, 4)),
     ],
-    "paged_decode.paged_decode": [("page outside the pool", bad_page, (3,)), ("length", bad_length, (4,))],
-    "paged_prefill.paged_prefill": [("page outside the pool", bad_page, (3,)), ("length", bad_length, (4,))],
-    "sampling.argmax": [("NaN", bad_logit, (6,)), ("no candidate", no_logit, (5,))],
+    "paged_decode.paged_decode": [
+        ("page outside the pool", bad_page, (3,)),
+        ("length", bad_length, (4,)),
+    ],
+    "paged_prefill.paged_prefill": [
+        ("page outside the pool", bad_page, (3,)),
+        ("length", bad_length, (4,)),
+    ],
 }
 
 

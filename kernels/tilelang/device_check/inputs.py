@@ -1,29 +1,14 @@
 """Random operands for a shape, and what PyTorch makes of them in float32: the expected outputs."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 
+from device_check import tokens
 from device_check.artifact import Artifact
+from device_check.cases import EPSILON, NAN, Case, randint, randn
 from device_check.memory import DTYPES
 from device_check.shapes import PAGE_SIZE, Shape
-
-EPSILON = 1e-6
-NAN = float("nan")
-
-
-@dataclass
-class Case:
-    """Operands of one launch and its expected outputs."""
-
-    inputs: dict[str, torch.Tensor]
-    expected: dict[str, torch.Tensor]
-    attributes: dict[str, float] = field(default_factory=dict)
-    # Elements of an output that the kernel must leave alone; elsewhere every element is compared.
-    untouched: dict[str, torch.Tensor] = field(default_factory=dict)
-    # Outputs that must have the expected bits.
-    exact: tuple[str, ...] = ()
 
 
 def make(artifact: Artifact, shape: Shape) -> Case:
@@ -31,21 +16,18 @@ def make(artifact: Artifact, shape: Shape) -> Case:
     return MAKERS[artifact.kernel](artifact, shape)
 
 
-def randn(*extents: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
-    """Normal numbers on the device."""
-    return (torch.randn(*extents, device="cuda") * scale).to(dtype)
-
-
-def randint(low: int, high: int, extents: tuple[int, ...]) -> torch.Tensor:
-    """Integers from `low` to below `high` on the device."""
-    return torch.randint(low, high, extents, device="cuda", dtype=torch.int32)
-
-
 def gather(artifact: Artifact, shape: Shape) -> Case:
     """Rows of a table."""
     table = randn(shape["vocab_size"], shape["hidden_size"])
     ids = randint(0, shape["vocab_size"], (shape["tokens"],))
-    return Case({"ids": ids, "table": table}, {"output": table[ids.long()]}, exact=("output",))
+    inputs, taken = {"ids": ids, "table": table}, ids
+    if "slots" in artifact.operands:
+        last_tokens = randint(0, shape["vocab_size"], (shape["max_sequences"],))
+        slots = randint(-3, shape["max_sequences"], (shape["tokens"],))
+        taken = torch.where(slots < 0, ids, last_tokens[slots.clamp(min=0).long()])
+        # An id that is not used may be anything.
+        inputs |= {"slots": slots, "last_tokens": last_tokens, "ids": torch.where(slots < 0, ids, -1)}
+    return Case(inputs, {"output": table[taken.long()]}, exact=("output",))
 
 
 def norm(artifact: Artifact, shape: Shape) -> Case:
@@ -220,16 +202,6 @@ def attend(q: torch.Tensor, inputs: Mapping[str, torch.Tensor], sequence: int, l
     return (scores.masked_fill(~seen, -float("inf")).softmax(-1) @ v).transpose(0, 1)
 
 
-def choose(artifact: Artifact, shape: Shape) -> Case:
-    """Logits with ties for the first place, and some of minus infinity."""
-    logits = randn(shape["rows"], shape["vocab_size"], dtype=torch.float32)
-    logits[:, ::3] = -float("inf") if shape["vocab_size"] > 3 else 1.0
-    at = randint(0, shape["vocab_size"], (shape["rows"], 2)).long()
-    logits.scatter_(1, at, 9.0)
-    tokens = at.min(1).values.int()
-    return Case({"logits": logits}, {"tokens": tokens}, exact=("tokens",))
-
-
 MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "embedding.gather": gather,
     "normalization.rms_norm": norm,
@@ -240,5 +212,5 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "kv_cache.rope_append": append,
     "paged_decode.paged_decode": decode,
     "paged_prefill.paged_prefill": prefill,
-    "sampling.argmax": choose,
+    "sampling.argmax": tokens.choose,
 }

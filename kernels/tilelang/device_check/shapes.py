@@ -56,10 +56,11 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
     }[artifact.kernel](artifact)
 
 
-def gather(_artifact: Artifact) -> Iterator[Shape]:
+def gather(artifact: Artifact) -> Iterator[Shape]:
     """Tokens of a batch, and hidden sizes around a block's width."""
+    feedback = {"max_sequences": 37} if "slots" in artifact.operands else {}
     for tokens, vocab_size, hidden_size in ((1, 7, 8), (5, 1000, 896), (256, 49_152, 576), (33, 3001, 8200)):
-        yield {"tokens": tokens, "vocab_size": vocab_size, "hidden_size": hidden_size}
+        yield {"tokens": tokens, "vocab_size": vocab_size, "hidden_size": hidden_size, **feedback}
 
 
 def rows_of_norm(artifact: Artifact) -> Iterator[Shape]:
@@ -152,8 +153,8 @@ def attention(head_dim: int, batch: int, max_pages: int, num_q_heads: int, num_k
 
 def choices(_artifact: Artifact) -> Iterator[Shape]:
     """Vocabularies around a chunk and of real models."""
-    for rows, vocab_size in ((1, 151_936), (256, 49_152), (3, 4097), (5, 1), (2, 4096)):
-        yield {"rows": rows, "vocab_size": vocab_size}
+    for rows, vocab_size in ((1, 151_936), (256, 49_152), (30, 4097), (5, 1), (2, 4096)):
+        yield {"rows": rows, "vocab_size": vocab_size, "max_sequences": 300}
 
 
 def dry_run(artifacts: list[Artifact]) -> int:

@@ -16,6 +16,7 @@ from device_check.shapes import LLAMA_1B, LLAMA_8B, PAGE_SIZE, QWEN_1_5B, QWEN_7
 ROTATION_BYTES = 160e6
 CALLS_PER_GRAPH = 12
 REPLAYS = 5
+SEQUENCES = 256
 PRODUCT_ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
 
 
@@ -240,6 +241,8 @@ def small_kernels(
                 inside = domain["min"] <= shape.get("hidden_size", 0) <= domain["max"] or "hidden_size" not in shape
                 if deadline.passed() or dtype != "bf16" or head_dim not in (None, model.head_dim) or not inside:
                     continue
+                if "max_sequences" in module.artifact.manifest["dimensions"]:
+                    shape = {**shape, "max_sequences": SEQUENCES}
                 beat(module.artifact.name)
                 case = inputs.make(module.artifact, shape)
                 times = time_artifact(module, shape, [case.inputs], case.attributes)

@@ -152,7 +152,7 @@ fn a_packed_projection_holds_queries_keys_and_values() {
 #[test]
 fn a_vocabulary_is_cut_into_chunks() {
     let argmax = artifact("argmax.chunk_4096");
-    let values = [("rows", 3), ("vocab_size", 151_936)];
+    let values = [("rows", 3), ("vocab_size", 151_936), ("max_sequences", 8)];
     let grids: Vec<_> = resolve(argmax, &values).iter().map(|launch| launch.grid).collect();
     assert_eq!(grids, [[38, 3, 1], [3, 1, 1]]);
     assert_eq!(bytes(argmax, "best_logits", &values), 3 * 38 * 4);
@@ -161,6 +161,8 @@ fn a_vocabulary_is_cut_into_chunks() {
 #[test]
 fn a_gather_takes_one_block_a_row() {
     let values = [("tokens", 11), ("vocab_size", 49_152), ("hidden_size", 576)];
+    let fed = artifact("gather.bf16.present.threads_128");
+    assert_eq!(bytes(fed, "slots", &[values.as_slice(), &[("max_sequences", 4)]].concat()), 11 * 4);
     let gather = artifact("gather.bf16.threads_128");
     assert_eq!(resolve(gather, &values)[0].grid, [11, 1, 1]);
     assert_eq!(gather.manifest().operand("status").unwrap().role, Role::Status);

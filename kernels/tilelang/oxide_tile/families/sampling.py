@@ -8,40 +8,53 @@ import tilelang.language as T
 
 from oxide_tile.definition import Definition, Domain, Tensor
 from oxide_tile.expr import Binary, Name, Number
-from oxide_tile.families.common import F32, I32, LOGIT_NOT_A_NUMBER, NO_CANDIDATE, STATUS, U32, report
+from oxide_tile.families.common import F32, I32, LOGIT_NOT_A_NUMBER, NO_CANDIDATE, U32
 
 NO_TOKEN = 2**31 - 1
+# Goes before every token among equals, so that it comes through every choice.
+BROKEN = -1
 WARP = 32
+
+# Columns of `row_ints`: how one row samples.
+ROW_COLUMNS = 8
+SEED_LOW, SEED_HIGH, CHOICE, POSITION, TOP_K, SLOT, MASK_ROW, FLAGS = range(ROW_COLUMNS)
+# The slot of a row that pads the batch.
+NO_SLOT = 0xFFFFFFFF
 
 
 def argmax(threads: int, chunk: int) -> Definition:
     """The token of the highest logit of each row; rows that have none, or a NaN or infinity, are reported."""
     rows, vocab_size, chunks = T.dynamic("rows"), T.dynamic("vocab_size"), T.dynamic("chunks")
+    max_sequences = T.dynamic("max_sequences")
 
     @T.prim_func
     def function(
         logits: T.Tensor((rows, vocab_size), F32),
+        row_ints: T.Tensor((rows, ROW_COLUMNS), U32),
         best_logits: T.Tensor((rows, chunks), F32),
         best_tokens: T.Tensor((rows, chunks), I32),
+        last_tokens: T.Tensor((max_sequences,), U32),
         tokens: T.Tensor((rows,), U32),
-        status: T.Tensor((1,), I32),
+        row_status: T.Tensor((rows,), I32),
     ):
         with T.Kernel(chunks, rows, threads=threads) as (piece, row):
             thread = T.get_thread_binding()
+            end = T.if_then_else(row_ints[row, SLOT] == T.Cast(U32, NO_SLOT), 0, vocab_size)
             logit = T.alloc_var(F32, init=-T.infinity(F32))
             token = T.alloc_var(I32, init=NO_TOKEN)
             broken = T.alloc_var(I32, init=0)
             for step in T.serial(chunk // threads):
                 at = piece * chunk + step * threads + thread
-                if at < vocab_size:
-                    value = logits[row, at]
+                if at < end:
+                    value = T.alloc_var(F32, init=logits[row, at])
                     if value > logit:
                         logit = value
                         token = at
                     if is_nan_or_infinity(value):
                         broken = 1
             if broken == 1:
-                report(status, LOGIT_NOT_A_NUMBER, row)
+                logit = T.infinity(F32)
+                token = BROKEN
             best, first = choose(logit, token, thread, threads)
             if thread == 0:
                 best_logits[row, piece] = best
@@ -53,32 +66,50 @@ def argmax(threads: int, chunk: int) -> Definition:
             for step in T.serial(T.ceildiv(chunks, threads)):
                 piece = step * threads + thread
                 if piece < chunks:
-                    value = best_logits[row, piece]
+                    value = T.alloc_var(F32, init=best_logits[row, piece])
                     if value > logit:
                         logit = value
                         token = best_tokens[row, piece]
             best, first = choose(logit, token, thread, threads)
             if thread == 0:
-                if first == NO_TOKEN:
-                    report(status, NO_CANDIDATE, row)
-                tokens[row] = T.cast(T.if_then_else(first == NO_TOKEN, 0, first), U32)
+                settle(row_ints, last_tokens, tokens, row_status, row, first, max_sequences)
 
     chunks_of_row = Binary("ceil_div", Name("vocab_size"), Number(chunk))
     return Definition(
         contract="sampling.sample",
         function=function,
         properties={"logits": "f32", "method": "greedy"},
-        dimensions={"rows": Domain(max=65535), "vocab_size": Domain(max=2**30)},
+        dimensions={"rows": Domain(max=65535), "vocab_size": Domain(max=2**30), "max_sequences": Domain()},
         operands={
             "logits": Tensor(("rows", "vocab_size"), alignment=4),
+            "row_ints": Tensor(("rows", ROW_COLUMNS), alignment=4),
             "best_logits": Tensor(("rows", chunks_of_row), "read_write", "workspace"),
             "best_tokens": Tensor(("rows", chunks_of_row), "read_write", "workspace"),
+            "last_tokens": Tensor(("max_sequences",), "read_write", alignment=4),
             "tokens": Tensor(("rows",), "write", alignment=4),
-            "status": STATUS,
+            "row_status": Tensor(("rows",), "write", alignment=4),
         },
         derived={"chunks": chunks_of_row},
         constants={"chunk": chunk},
     )
+
+
+@T.macro
+def settle(row_ints, last_tokens, tokens, row_status, row, first, max_sequences):
+    """Write what became of a row, by one thread: `first` is its token, `NO_TOKEN` or `BROKEN`."""
+    slot = T.alloc_var(U32, init=row_ints[row, SLOT])
+    failed = T.alloc_var(I32, init=0)
+    if first == NO_TOKEN:
+        failed = NO_CANDIDATE
+    if first == BROKEN:
+        failed = LOGIT_NOT_A_NUMBER
+    if slot == T.Cast(U32, NO_SLOT):
+        failed = 0
+    token = T.alloc_var(U32, init=T.if_then_else(T.Or(first == NO_TOKEN, first == BROKEN), 0, T.cast(first, U32)))
+    tokens[row] = token
+    row_status[row] = failed
+    if slot < T.cast(max_sequences, U32):
+        last_tokens[slot] = token
 
 
 def is_nan_or_infinity(value):

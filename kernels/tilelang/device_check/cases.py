@@ -1,0 +1,31 @@
+"""What one launch is checked with, and random tensors to make it of."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+EPSILON = 1e-6
+NAN = float("nan")
+
+
+@dataclass
+class Case:
+    """Operands of one launch and its expected outputs."""
+
+    inputs: dict[str, torch.Tensor]
+    expected: dict[str, torch.Tensor]
+    attributes: dict[str, float] = field(default_factory=dict)
+    # Elements of an output that the kernel must leave alone; elsewhere every element is compared.
+    untouched: dict[str, torch.Tensor] = field(default_factory=dict)
+    # Outputs that must have the expected bits.
+    exact: tuple[str, ...] = ()
+
+
+def randn(*extents: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:
+    """Normal numbers on the device."""
+    return (torch.randn(*extents, device="cuda") * scale).to(dtype)
+
+
+def randint(low: int, high: int, extents: tuple[int, ...]) -> torch.Tensor:
+    """Integers from `low` to below `high` on the device."""
+    return torch.randint(low, high, extents, device="cuda", dtype=torch.int32)
