@@ -150,9 +150,28 @@ mod tests {
     }
 
     #[test]
-    fn the_kv_memory_of_the_help_is_the_engines_default() {
-        let args = Cli::try_parse_from(["oxide-infer", "run", "--model", "m", "prompt"]).unwrap();
-        let Command::Run(args) = args.command else { panic!("{args:?}") };
-        assert_eq!(args.model.engine.kv_memory.0, oxide_infer_engine::cpu::KvMemory::default().0);
+    fn the_help_states_the_engines_defaults() {
+        let command = <Cli as clap::CommandFactory>::command();
+        let run = command.find_subcommand("run").unwrap();
+        let help = |name: &str| {
+            let argument = run.get_arguments().find(|argument| argument.get_id() == name).unwrap();
+            argument.get_help().unwrap().to_string()
+        };
+        let (cpu, cuda) = (
+            oxide_infer_engine::cpu::CpuOptions::default(),
+            oxide_infer_engine::cuda::CudaOptions::default(),
+        );
+        let both = |cpu: usize, gpu: usize| format!("[default: {cpu} on the CPU, {gpu} on a GPU]");
+        assert!(
+            help("max_batch_tokens").ends_with(&both(cpu.max_batch_tokens, cuda.max_batch_tokens)),
+            "{}",
+            help("max_batch_tokens")
+        );
+        assert!(help("max_sequences").ends_with(&both(cpu.max_sequences, cuda.max_sequences)));
+        assert_eq!(cpu.kv_memory.0, 1 << 30);
+        let share = oxide_infer_engine::cuda::CudaOptions::KV_SHARE;
+        assert!(
+            help("kv_memory").contains("1GiB on the CPU") && help("kv_memory").contains(&format!("{share}%"))
+        );
     }
 }

@@ -2,14 +2,16 @@
 
 use crate::cli::options::{EngineOptions, ModelOptions};
 use crate::cli::values::{ByteSize, DeviceArg};
-use crate::device::{self, CUDA_EXECUTOR};
+use crate::device;
 use crate::generate::Generator;
 use crate::generation_config::GenerationConfig;
 use crate::model::ModelName;
 use crate::terminal::Progress;
-use oxide_infer_engine::cpu::{CpuExecutor, CpuOptions, KvMemory, PlanError};
+use oxide_infer_engine::cpu::{CpuOptions, KvMemory, PlanError};
+use oxide_infer_engine::cuda::{CudaLoadError, CudaOptions, CudaPlanError, load_cuda};
 use oxide_infer_engine::{
-    Engine, EngineConfig, EngineHandle, Executor, LoadError, LoadProgress, ModelSource, PrefixCache, load_cpu,
+    Engine, EngineConfig, EngineHandle, Executor, ExecutorLimits, LoadError, LoadProgress, ModelSource,
+    PrefixCache, load_cpu,
 };
 use oxide_infer_server::text::{SpecialInContent, TextModel, TextOptions};
 use std::sync::Arc;
@@ -67,7 +69,7 @@ pub(crate) async fn load_to_measure(
 
 /// Says where the model will run and why, before anything else happens.
 fn choose_device(asked: Option<DeviceArg>) -> anyhow::Result<DeviceArg> {
-    let choice = device::choose(asked, &oxide_infer_cuda::probe(), CUDA_EXECUTOR)?;
+    let choice = device::choose(asked, &oxide_infer_cuda::probe())?;
     match choice.device {
         DeviceArg::Cpu => tracing::info!("the model runs on the CPU: {}", choice.reason),
         DeviceArg::Cuda(ordinal) => tracing::info!("the model runs on cuda:{ordinal}: {}", choice.reason),
@@ -86,36 +88,61 @@ fn start(
     options: &EngineOptions,
     config: EngineConfig,
 ) -> anyhow::Result<EngineHandle> {
-    let executor = match device {
-        DeviceArg::Cpu => load_on_cpu(source, options)?,
-        // `device::choose` admits no device that this build has no executor for.
-        DeviceArg::Cuda(ordinal) => anyhow::bail!("this build cannot run models on cuda:{ordinal}"),
-    };
-    report(&executor, options);
-    Ok(Engine::start(Box::new(executor), config)?)
-}
-
-fn load_on_cpu(source: &ModelSource, options: &EngineOptions) -> anyhow::Result<CpuExecutor> {
-    let cpu = CpuOptions {
-        threads: options.threads,
-        max_model_len: options.max_model_len,
-        max_batch_tokens: options.max_batch_tokens,
-        max_sequences: options.max_sequences,
-        kv_memory: KvMemory(options.kv_memory.0),
-    };
     let progress =
         Progress::start(format!("loading {}", source.path().display()), source.checkpoint().file_bytes());
     let mut update = |loaded: LoadProgress| progress.set(loaded.bytes_done);
-    let executor = load_cpu(source, &cpu, &mut update).map_err(explain)?;
+    let executor: Box<dyn Executor> = match device {
+        DeviceArg::Cpu => load_on_cpu(source, options, &mut update)?,
+        DeviceArg::Cuda(ordinal) => load_on_gpu(source, ordinal, options, &mut update)?,
+    };
     progress.finish("loaded");
-    Ok(executor)
+    Ok(Engine::start(executor, config)?)
+}
+
+fn load_on_cpu(
+    source: &ModelSource,
+    options: &EngineOptions,
+    update: &mut dyn FnMut(LoadProgress),
+) -> anyhow::Result<Box<dyn Executor>> {
+    let default = CpuOptions::default();
+    let cpu = CpuOptions {
+        threads: options.threads,
+        max_model_len: options.max_model_len,
+        max_batch_tokens: options.max_batch_tokens.unwrap_or(default.max_batch_tokens),
+        max_sequences: options.max_sequences.unwrap_or(default.max_sequences),
+        kv_memory: options.kv_memory.map_or(default.kv_memory, |size| KvMemory(size.0)),
+    };
+    let executor = load_cpu(source, &cpu, update).map_err(explain)?;
+    report(&executor.limits(), ByteSize(cpu.kv_memory.0));
+    tracing::info!("{} threads compute", executor.threads());
+    Ok(Box::new(executor))
+}
+
+fn load_on_gpu(
+    source: &ModelSource,
+    ordinal: u32,
+    options: &EngineOptions,
+    update: &mut dyn FnMut(LoadProgress),
+) -> anyhow::Result<Box<dyn Executor>> {
+    let default = CudaOptions::default();
+    let cuda = CudaOptions {
+        max_model_len: options.max_model_len,
+        max_batch_tokens: options.max_batch_tokens.unwrap_or(default.max_batch_tokens),
+        max_sequences: options.max_sequences.unwrap_or(default.max_sequences),
+        kv_memory: options.kv_memory.map(|size| size.0),
+    };
+    let executor = load_cuda(source, ordinal, &cuda, update).map_err(explain_cuda)?;
+    report(&executor.limits(), ByteSize(executor.kv_bytes()));
+    let (operators, artifacts) = executor.plan_size();
+    tracing::info!("{operators} operators are planned, all of them from {artifacts} kernel artifacts");
+    Ok(Box::new(executor))
 }
 
 /// Names the options that help.
 fn explain(error: LoadError) -> anyhow::Error {
     let advice = match &error {
-        LoadError::Plan(PlanError::KvMemory { .. }) => "raise --kv-memory or lower --max-model-len",
-        LoadError::Plan(PlanError::TooLong { .. }) => "lower --max-model-len",
+        LoadError::Plan(PlanError::KvMemory { .. }) => KV_MEMORY_ADVICE,
+        LoadError::Plan(PlanError::TooLong { .. }) => TOO_LONG_ADVICE,
         LoadError::Plan(PlanError::TooSmall { .. }) => "an option is too small",
         LoadError::Plan(PlanError::Memory { .. }) => {
             "lower --kv-memory, --max-batch-tokens or --max-sequences"
@@ -125,16 +152,29 @@ fn explain(error: LoadError) -> anyhow::Error {
     anyhow::Error::from(error).context(advice)
 }
 
-fn report(executor: &CpuExecutor, options: &EngineOptions) {
-    let limits = executor.limits();
+/// As [`explain`], of a GPU.
+fn explain_cuda(error: CudaLoadError) -> anyhow::Error {
+    let advice = match &error {
+        CudaLoadError::Plan(CudaPlanError::KvMemory { .. }) => KV_MEMORY_ADVICE,
+        CudaLoadError::Plan(CudaPlanError::TooLong { .. }) => TOO_LONG_ADVICE,
+        CudaLoadError::Plan(CudaPlanError::OutOfRange { .. }) => "an option is out of its range",
+        CudaLoadError::Memory(_) => "lower --kv-memory, --max-batch-tokens or --max-sequences",
+        CudaLoadError::Uncovered(_) => "this model cannot run on a GPU; --device cpu runs it",
+        _ => return error.into(),
+    };
+    anyhow::Error::from(error).context(advice)
+}
+
+const KV_MEMORY_ADVICE: &str = "raise --kv-memory or lower --max-model-len";
+const TOO_LONG_ADVICE: &str = "lower --max-model-len";
+
+fn report(limits: &ExecutorLimits, kv_memory: ByteSize) {
     tracing::info!(
-        "KV memory {} (--kv-memory) holds {} tokens; a sequence has at most {}, {} sequences run at once, a step computes at \
-         most {} tokens, {} threads",
-        ByteSize(options.kv_memory.0),
+        "KV memory {kv_memory} (--kv-memory) holds {} tokens; a sequence has at most {}, {} sequences run at once, a step \
+         computes at most {} tokens",
         limits.num_pages * limits.page_size,
         limits.max_model_len,
         limits.max_sequences,
         limits.max_batch_tokens,
-        executor.threads(),
     );
 }

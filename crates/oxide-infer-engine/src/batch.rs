@@ -1,5 +1,6 @@
 //! One step of work, as the scheduler hands it to an executor.
 
+use crate::metrics::OperatorCounters;
 use crate::request::ChoiceIndex;
 use oxide_infer::sampling::{self, LogProbs, SamplingError, SamplingParams, TokenMask};
 use oxide_infer::{PageId, TokenId};
@@ -187,4 +188,9 @@ pub trait Executor: Send {
 
     /// Waits for the oldest step in flight and overwrites `output` with what it brought.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
+
+    /// How often each operator artifact has been executed, of an executor that computes with artifacts.
+    fn operator_counters(&self) -> Arc<OperatorCounters> {
+        Arc::default()
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::admission::{self, Place, Queue};
 use crate::batch::ExecutorLimits;
-use crate::metrics::EngineMetrics;
+use crate::metrics::{EngineMetrics, OperatorCounters};
 use crate::request::{
     ChoiceIndex, EngineEvent, EngineRequest, MaskError, RequestError, RequestId, SubmitError,
 };
@@ -113,6 +113,11 @@ impl EngineHandle {
     /// The engine's counters.
     pub fn metrics(&self) -> Arc<EngineMetrics> {
         self.shared.metrics.clone()
+    }
+
+    /// How often the executor has executed each operator artifact; empty of an executor that has none.
+    pub fn operators(&self) -> Arc<OperatorCounters> {
+        self.shared.operators.clone()
     }
 
     /// How the engine is now.
@@ -241,14 +246,16 @@ pub(crate) struct Shared {
     pub(crate) limits: ExecutorLimits,
     pub(crate) queue: Arc<Queue>,
     pub(crate) metrics: Arc<EngineMetrics>,
+    pub(crate) operators: Arc<OperatorCounters>,
     pub(crate) health: watch::Sender<Health>,
     next_id: AtomicU64,
 }
 
 impl Shared {
-    pub(crate) fn new(limits: ExecutorLimits, max_waiting: usize) -> Self {
+    pub(crate) fn new(limits: ExecutorLimits, operators: Arc<OperatorCounters>, max_waiting: usize) -> Self {
         Self {
             limits,
+            operators,
             queue: Queue::new(max_waiting),
             metrics: Arc::default(),
             health: watch::Sender::new(Health::Running),

@@ -34,6 +34,7 @@
 mod admission;
 pub mod batch;
 pub mod cpu;
+pub mod cuda;
 mod engine;
 pub mod gguf;
 mod handle;

@@ -103,6 +103,32 @@ impl EngineMetrics {
     }
 }
 
+/// How often each operator artifact was executed. Written by the executor, read by anyone.
+#[derive(Debug, Default)]
+pub struct OperatorCounters {
+    counters: Vec<(String, AtomicU64)>,
+}
+
+impl OperatorCounters {
+    /// Every artifact of the executor's plans with its executions, in the order of the plans.
+    pub fn snapshot(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.counters.iter().map(|(artifact, count)| (artifact.as_str(), count.load(Relaxed)))
+    }
+
+    /// The index of an artifact's counter, which begins at 0 when it is asked for first.
+    pub(crate) fn index(&mut self, artifact: &str) -> usize {
+        let known = self.counters.iter().position(|(name, _)| name == artifact);
+        known.unwrap_or_else(|| {
+            self.counters.push((artifact.to_owned(), AtomicU64::new(0)));
+            self.counters.len() - 1
+        })
+    }
+
+    pub(crate) fn add(&self, index: usize, times: u64) {
+        self.counters[index].1.fetch_add(times, Relaxed);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -10,7 +10,6 @@ pub(crate) use serve::ServeArgs;
 
 use super::values::{ByteSize, DeviceArg};
 use clap::{Args, ValueEnum, ValueHint};
-use oxide_infer_engine::cpu::CpuOptions;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -48,17 +47,17 @@ pub(crate) struct EngineOptions {
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_model_len: Option<usize>,
 
-    /// Tokens computed in one step; longer prompts are computed in chunks of this
-    #[arg(long, value_name = "TOKENS", default_value_t = CpuOptions::default().max_batch_tokens)]
-    pub(crate) max_batch_tokens: usize,
+    /// Tokens computed in one step; longer prompts are computed in chunks of this [default: 512 on the CPU, 8192 on a GPU]
+    #[arg(long, value_name = "TOKENS")]
+    pub(crate) max_batch_tokens: Option<usize>,
 
-    /// Sequences that run at once
-    #[arg(long, value_name = "N", default_value_t = CpuOptions::default().max_sequences)]
-    pub(crate) max_sequences: usize,
+    /// Sequences that run at once [default: 64 on the CPU, 256 on a GPU]
+    #[arg(long, value_name = "N")]
+    pub(crate) max_sequences: Option<usize>,
 
-    /// Memory for keys and values, such as 512MiB or 2GiB
-    #[arg(long, value_name = "SIZE", value_parser = str::parse::<ByteSize>, default_value = "1GiB")]
-    pub(crate) kv_memory: ByteSize,
+    /// Memory for keys and values, such as 512MiB or 2GiB [default: 1GiB on the CPU, 92% of what is left on a GPU]
+    #[arg(long, value_name = "SIZE", value_parser = str::parse::<ByteSize>)]
+    pub(crate) kv_memory: Option<ByteSize>,
 
     /// CPU threads that compute [default: the number of cores]
     #[arg(long, value_name = "N")]

@@ -2,13 +2,15 @@
 
 use crate::cli::options::DoctorArgs;
 use crate::cli::values::ByteSize;
-use crate::device::{self, CUDA_EXECUTOR};
+use crate::device;
 use crate::hub::Hub;
 use crate::model::ModelName;
 use crate::terminal;
 use oxide_infer_cuda::Probe;
+use oxide_infer_cuda::artifact::{Registry, Target};
 use oxide_infer_engine::ModelSource;
-use oxide_infer_engine::model::DenseDecoder;
+use oxide_infer_engine::cuda::{CudaOptions, check_coverage};
+use oxide_infer_engine::model::{DenseDecoder, ModelConfig};
 use oxide_infer_engine::weights::ModelWeights;
 use oxide_infer_server::text::{TextModel, TextOptions};
 use std::fmt::{self, Write};
@@ -87,7 +89,7 @@ fn gpu(out: &mut String, probe: &Probe) -> fmt::Result {
             }
         }
     }
-    match device::obstacle(0, probe, CUDA_EXECUTOR) {
+    match device::obstacle(0, probe) {
         Some(why) => writeln!(out, "  models          do not run here: {why}"),
         None => writeln!(out, "  models          run here"),
     }
@@ -121,8 +123,9 @@ fn cache(out: &mut String) -> anyhow::Result<()> {
 fn model(out: &mut String, name: &str) -> Result<ExitCode, fmt::Error> {
     writeln!(out, "\nModel {name}")?;
     match inspect(out, name) {
-        Ok(()) => {
+        Ok(config) => {
             writeln!(out, "  would run       on the CPU")?;
+            on_gpu(out, &config)?;
             Ok(ExitCode::SUCCESS)
         }
         Err(error) => {
@@ -132,7 +135,19 @@ fn model(out: &mut String, name: &str) -> Result<ExitCode, fmt::Error> {
     }
 }
 
-fn inspect(out: &mut String, name: &str) -> anyhow::Result<()> {
+/// Whether the kernels of this binary cover the model; it needs a device to run there.
+fn on_gpu(out: &mut String, config: &ModelConfig) -> fmt::Result {
+    let covered =
+        Registry::embedded(Target::hopper()).map_err(|error| error.to_string()).and_then(|registry| {
+            check_coverage(config, &registry, &CudaOptions::default()).map_err(|error| error.to_string())
+        });
+    match covered {
+        Ok(()) => writeln!(out, "  kernels         cover it on a GPU of compute capability 9.0"),
+        Err(reason) => writeln!(out, "  kernels         do not cover it: {reason}"),
+    }
+}
+
+fn inspect(out: &mut String, name: &str) -> anyhow::Result<ModelConfig> {
     let files = ModelName::parse(name)?.find()?;
     writeln!(out, "  files           {}", files.path().display())?;
     let source = ModelSource::open(files.path())?;
@@ -156,5 +171,5 @@ fn inspect(out: &mut String, name: &str) -> anyhow::Result<()> {
             ByteSize(bytes)
         );
     }
-    Ok(())
+    Ok(config.clone())
 }

@@ -24,6 +24,14 @@ impl Target {
     pub const fn hopper() -> Self {
         Self { architecture: Architecture::Sm90a, driver: 12_000 }
     }
+
+    /// A device by its compute capability, with the driver's version; `None` if no artifacts are made for it.
+    pub const fn of(compute_capability: (u32, u32), driver: u32) -> Option<Self> {
+        match compute_capability {
+            (9, 0) => Some(Self { architecture: Architecture::Sm90a, driver }),
+            _ => None,
+        }
+    }
 }
 
 /// An artifact whose machine code is what its manifest says.

@@ -111,6 +111,25 @@ impl DeviceMemory {
     }
 }
 
+impl DeviceMemory {
+    /// As [`DeviceMemory::region`], for an element type that is known at run time only.
+    ///
+    /// # Errors
+    ///
+    /// As [`DeviceMemory::region`].
+    pub fn span(&self, offset: usize, bytes: usize, dtype: DType) -> Result<Span<'_>, RegionError> {
+        let len = bytes / dtype.size().max(1);
+        let align = dtype.size().max(1);
+        if !(self.inner.ptr.0 as usize).wrapping_add(offset).is_multiple_of(align) {
+            return Err(RegionError::Misaligned { offset, dtype, align });
+        }
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes()) {
+            return Err(RegionError::OutOfBounds { offset, len, dtype, bytes: self.bytes() });
+        }
+        Ok(Span { memory: self, offset, bytes, dtype })
+    }
+}
+
 impl Drop for DeviceAllocation {
     fn drop(&mut self) {
         if self.ownership == Ownership::External {
@@ -176,6 +195,20 @@ impl<T: Element> Region<T> {
         self.memory.region(self.offset + range.start * size_of::<T>(), range.len())
     }
 
+    /// The same bytes as elements of another type.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError`] if it does not begin at a multiple of the other element's size, or its bytes are not whole elements.
+    pub fn cast<U: Element>(&self) -> Result<Region<U>, RegionError> {
+        let (size, bytes) = (size_of::<U>(), self.bytes());
+        let len = bytes.div_ceil(size);
+        if !bytes.is_multiple_of(size) {
+            return Err(RegionError::OutOfBounds { offset: self.offset, len, dtype: U::DTYPE, bytes });
+        }
+        self.memory.region(self.offset, len)
+    }
+
     /// Bytes.
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
@@ -231,6 +264,8 @@ impl Span<'_> {
 #[derive(Clone)]
 pub struct PinnedMemory<T> {
     inner: Arc<PinnedAllocation>,
+    /// Elements before its first.
+    start: usize,
     len: usize,
     element: PhantomData<T>,
 }
@@ -262,7 +297,20 @@ impl<T: Element> PinnedMemory<T> {
         // SAFETY: the driver just allocated that many bytes, and nothing else knows of them yet.
         unsafe { ptr.as_ptr().write_bytes(0, bytes) };
         let inner = Arc::new(PinnedAllocation { context: context.clone(), ptr, bytes });
-        Ok(Self { inner, len, element: PhantomData })
+        Ok(Self { inner, start: 0, len, element: PhantomData })
+    }
+
+    /// A part of it, in elements. Allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::OutOfBounds`] if the range ends past it.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self, RegionError> {
+        if range.start > range.end || range.end > self.len {
+            return Err(self.out_of_bounds(range.start, range.len()));
+        }
+        let (inner, start) = (self.inner.clone(), self.start + range.start);
+        Ok(Self { inner, start, len: range.len(), element: PhantomData })
     }
 
     /// Elements.
@@ -289,25 +337,43 @@ impl<T: Element> PinnedMemory<T> {
     pub fn write(&self, start: usize, values: &[T]) -> Result<(), RegionError> {
         let fits = start.checked_add(values.len()).is_some_and(|end| end <= self.len);
         if !fits {
-            return Err(RegionError::OutOfBounds {
-                offset: start * size_of::<T>(),
-                len: values.len(),
-                dtype: T::DTYPE,
-                bytes: self.len * size_of::<T>(),
-            });
+            return Err(self.out_of_bounds(start, values.len()));
         }
         // SAFETY: in bounds, and the source is a slice of the host that cannot lie in memory the driver allocated.
         unsafe { self.ptr().add(start).copy_from_nonoverlapping(values.as_ptr(), values.len()) };
         Ok(())
     }
 
+    /// Copies its elements from `start` on out, as many as `values` holds. Meaningful once the work that writes them has
+    /// settled.
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::OutOfBounds`] if they end past it; nothing is read then.
+    pub fn read_into(&self, start: usize, values: &mut [T]) -> Result<(), RegionError> {
+        let fits = start.checked_add(values.len()).is_some_and(|end| end <= self.len);
+        if !fits {
+            return Err(self.out_of_bounds(start, values.len()));
+        }
+        // SAFETY: in bounds, initialised, any bit pattern is a valid element, and the target is a slice of the host that
+        // cannot lie in memory the driver allocated.
+        unsafe { values.as_mut_ptr().copy_from_nonoverlapping(self.ptr().add(start), values.len()) };
+        Ok(())
+    }
+
     /// Its address as the device sees it.
     pub(crate) fn device_ptr(&self) -> DevicePtr {
-        DevicePtr(self.inner.ptr.as_ptr() as u64)
+        DevicePtr(self.ptr() as u64)
     }
 
     pub(crate) fn ptr(&self) -> *mut T {
-        self.inner.ptr.as_ptr().cast()
+        // SAFETY: `start` is inside the allocation, or one past its end for an empty part.
+        unsafe { self.inner.ptr.as_ptr().cast::<T>().add(self.start) }
+    }
+
+    fn out_of_bounds(&self, start: usize, len: usize) -> RegionError {
+        let (offset, bytes) = (start.saturating_mul(size_of::<T>()), self.len * size_of::<T>());
+        RegionError::OutOfBounds { offset, len, dtype: T::DTYPE, bytes }
     }
 
     pub(super) fn lease(&self) -> Lease {

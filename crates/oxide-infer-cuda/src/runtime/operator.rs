@@ -214,14 +214,7 @@ impl OperatorPlan {
     ///
     /// [`ResolveError`] if a size leaves the range of numbers.
     pub fn workspaces(&self) -> Result<Vec<Workspace>, ResolveError> {
-        let manifest = self.artifact.manifest();
-        let workspaces = manifest.operands.iter().filter(|operand| operand.role == Role::Workspace);
-        let describe = |operand: &Operand| {
-            let bytes = manifest.operand_bytes(operand, &self.dimensions)?;
-            let (name, dtype, alignment) = (operand.name.clone(), dtype(operand.element), operand.alignment);
-            Ok(Workspace { name, dtype: dtype.unwrap_or(DType::U8), bytes, alignment })
-        };
-        workspaces.map(describe).collect()
+        Workspace::of(self.artifact.manifest(), &self.dimensions)
     }
 
     /// Binds it to operands.
@@ -240,6 +233,23 @@ impl OperatorPlan {
     }
 }
 
+impl Workspace {
+    /// What an artifact needs for dimensions, before it is loaded on any device.
+    ///
+    /// # Errors
+    ///
+    /// [`ResolveError`] if a dimension is outside its domain or a size leaves the range of numbers.
+    pub fn of(manifest: &Manifest, dimensions: &Dimensions) -> Result<Vec<Self>, ResolveError> {
+        let workspaces = manifest.operands.iter().filter(|operand| operand.role == Role::Workspace);
+        let describe = |operand: &Operand| {
+            let bytes = manifest.operand_bytes(operand, dimensions)?;
+            let (name, dtype, alignment) = (operand.name.clone(), dtype(operand.element), operand.alignment);
+            Ok(Self { name, dtype: dtype.unwrap_or(DType::U8), bytes, alignment })
+        };
+        workspaces.map(describe).collect()
+    }
+}
+
 impl<'a> Operands<'a> {
     /// No operands yet.
     pub fn new() -> Self {
@@ -250,6 +260,13 @@ impl<'a> Operands<'a> {
     #[must_use]
     pub fn region<T: oxide_infer::Element>(mut self, name: &'a str, region: &'a Region<T>) -> Self {
         self.regions.insert(name, region.span());
+        self
+    }
+
+    /// Binds a span whose element type is known at run time only.
+    #[must_use]
+    pub fn span(mut self, name: &'a str, span: Span<'a>) -> Self {
+        self.regions.insert(name, span);
         self
     }
 

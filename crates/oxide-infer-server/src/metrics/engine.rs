@@ -1,5 +1,6 @@
 //! The engine's own counters, read when a scraper asks.
 
+use oxide_infer_engine::metrics::OperatorCounters;
 use oxide_infer_engine::{EngineHandle, MetricsSnapshot};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
@@ -52,7 +53,8 @@ impl Collector for EngineCollector {
         out.request_success(&now)?;
         out.iteration_tokens(&now)?;
         let limits = self.engine.limits();
-        out.cache_config(limits.page_size, limits.num_pages)
+        out.cache_config(limits.page_size, limits.num_pages)?;
+        out.operators(&self.engine.operators())
     }
 }
 
@@ -110,6 +112,19 @@ impl Writer<'_, '_> {
         let help = "Tokens computed in a step";
         self.describe("iteration_tokens_total", help, MetricType::Histogram, |mut encoder| {
             encoder.encode_histogram::<NoLabelSet>(histogram.sum as f64, histogram.count(), &buckets, None)
+        })
+    }
+
+    fn operators(&mut self, counters: &OperatorCounters) -> Result<(), Error> {
+        if counters.snapshot().next().is_none() {
+            return Ok(());
+        }
+        let help = "Operators executed on the GPU, by kernel artifact";
+        self.describe("operator_executions", help, MetricType::Counter, |mut encoder| {
+            counters.snapshot().try_for_each(|(artifact, count)| {
+                let labels = [("artifact", artifact)];
+                ConstCounter::new(count).encode(encoder.encode_family(&labels)?)
+            })
         })
     }
 

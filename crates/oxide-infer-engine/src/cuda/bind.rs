@@ -1,0 +1,448 @@
+//! Operators with every address fixed.
+
+use super::classes::StepClass;
+use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
+use super::lower::{Activation, CudaOperator, Norm, Residual};
+use super::memory::DeviceBuffers;
+use super::plan::{HeadOperator, Plans, Requests, WORKSPACE_ALIGNMENT};
+use super::weights::WeightLayout;
+use crate::metrics::OperatorCounters;
+use crate::model::{ModelConfig, WeightId};
+use half::bf16;
+use oxide_infer::Element;
+use oxide_infer_cuda::artifact::{Request, ResolveError};
+use oxide_infer_cuda::runtime::{
+    BindError, BoundOperator, CommandScope, EnqueueError, Graph, GraphError, Operands, OperatorPlan,
+    PlanError, Region, RegionError, StatusWord, Stream, Workspace,
+};
+use std::ops::Range;
+use std::rc::Rc;
+
+/// Why a covered operator could not be made ready.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// Its artifact cannot be planned.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// Its operands cannot be bound.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// Its workspace has no size.
+    #[error(transparent)]
+    Resolve(#[from] ResolveError),
+    /// A part of device memory is not there.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// A graph cannot be captured.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+/// Operators in order, and how often each artifact is among them.
+#[derive(Default)]
+pub(super) struct Sequence {
+    operators: Vec<BoundOperator>,
+    /// Index of the counter, and how often.
+    counts: Vec<(usize, u64)>,
+}
+
+impl Sequence {
+    pub(super) fn enqueue(&self, scope: &mut CommandScope) -> Result<(), EnqueueError> {
+        self.operators.iter().try_for_each(|operator| operator.enqueue(scope))
+    }
+
+    /// Operators.
+    pub(super) fn len(&self) -> usize {
+        self.operators.len()
+    }
+
+    /// Counts its operators as executed.
+    pub(super) fn count(&self, counters: &OperatorCounters) {
+        self.counts.iter().for_each(|&(counter, times)| counters.add(counter, times));
+    }
+
+    fn push(&mut self, operator: BoundOperator, counters: &mut OperatorCounters) {
+        let counter = counters.index(&operator.artifact().manifest().name);
+        match self.counts.iter_mut().find(|(known, _)| *known == counter) {
+            Some((_, times)) => *times += 1,
+            None => self.counts.push((counter, 1)),
+        }
+        self.operators.push(operator);
+    }
+}
+
+/// A step's body in one class.
+pub(super) struct BoundBody {
+    pub(super) layout: BodyLayout,
+    /// From token ids to the residual stream; of a decode step to logits.
+    pub(super) operators: Sequence,
+    /// Those operators as one launch; decode steps have it.
+    pub(super) graph: Option<Graph>,
+}
+
+/// What is done with rows whose logits are needed, in one class.
+pub(super) struct BoundHead {
+    pub(super) rows: usize,
+    pub(super) inputs: HeadInputLayout,
+    pub(super) outputs: HeadOutputLayout,
+    /// Picked rows to logits.
+    pub(super) logits: Sequence,
+    pub(super) greedy: Sequence,
+    pub(super) sample: Sequence,
+    /// Log-probabilities of the tokens that were sampled.
+    pub(super) sampled_logprobs: Sequence,
+    /// Log-probabilities of the tokens that were given.
+    pub(super) given_logprobs: Sequence,
+}
+
+impl BoundHead {
+    pub(super) fn sequences(&self) -> [&Sequence; 5] {
+        [&self.logits, &self.greedy, &self.sample, &self.sampled_logprobs, &self.given_logprobs]
+    }
+}
+
+/// Makes operators ready, one class after the other.
+pub(super) struct Binder<'a> {
+    pub(super) requests: Requests<'a>,
+    pub(super) plans: Plans<'a>,
+    pub(super) buffers: &'a DeviceBuffers,
+    pub(super) weights: &'a WeightLayout,
+    pub(super) status: &'a StatusWord,
+    pub(super) counters: &'a mut OperatorCounters,
+}
+
+impl Binder<'_> {
+    pub(super) fn body(&mut self, class: StepClass, stream: &Stream) -> Result<BoundBody, PrepareError> {
+        let layout = BodyLayout::new(class, self.requests.sizes.max_pages());
+        let mut operators = Sequence::default();
+        self.embed(class, &layout, &mut operators)?;
+        let model = self.requests.model;
+        for (layer, lowered) in model.layers.iter().enumerate() {
+            for operator in lowered {
+                self.layer(operator, layer, class, &layout, &mut operators)?;
+            }
+        }
+        let graph = match class {
+            StepClass::Decode { rows } => {
+                // Every row of a decode step is sampled: the head reads the residual stream itself.
+                let hidden = self.buffers.activation(Activation::Hidden).clone();
+                self.head_norm(rows, &hidden, &mut operators)?;
+                self.logits(rows, &mut operators)?;
+                Some(Graph::capture(stream, |scope| operators.enqueue(scope))?)
+            }
+            StepClass::Mixed { .. } => None,
+        };
+        Ok(BoundBody { layout, operators, graph })
+    }
+
+    pub(super) fn head(&mut self, rows: usize) -> Result<BoundHead, PrepareError> {
+        let (inputs, outputs) = (HeadInputLayout::new(rows), HeadOutputLayout::new(rows));
+        let mut logits = Sequence::default();
+        self.pick(rows, &inputs, &mut logits)?;
+        let picked = self.buffers.picked.clone();
+        self.head_norm(rows, &picked, &mut logits)?;
+        self.logits(rows, &mut logits)?;
+        let mut greedy = Sequence::default();
+        self.sampler(HeadOperator::Greedy, rows, (&inputs, &outputs), &mut greedy)?;
+        let mut sample = Sequence::default();
+        self.sampler(HeadOperator::Sample, rows, (&inputs, &outputs), &mut sample)?;
+        let sampled = self.words(&self.buffers.head_outputs, &outputs.tokens)?;
+        let given = self.words(&self.buffers.head_inputs, &inputs.given)?;
+        let mut sampled_logprobs = Sequence::default();
+        self.logprobs(rows, &sampled, &outputs, &mut sampled_logprobs)?;
+        let mut given_logprobs = Sequence::default();
+        self.logprobs(rows, &given, &outputs, &mut given_logprobs)?;
+        Ok(BoundHead { rows, inputs, outputs, logits, greedy, sample, sampled_logprobs, given_logprobs })
+    }
+
+    pub(super) fn record_history(&mut self) -> Result<Sequence, PrepareError> {
+        let mut sequence = Sequence::default();
+        let entries = &self.buffers.history_entries;
+        let len = entries.len() / 3;
+        let list = |i: usize| entries.slice(i * len..(i + 1) * len);
+        let (slots, tokens, kinds) = (list(0)?, list(1)?, list(2)?);
+        let operands = Operands::new()
+            .region("history", &self.buffers.history)
+            .region("entry_slots", &slots)
+            .region("entry_tokens", &tokens)
+            .region("entry_kinds", &kinds)
+            .status(self.status);
+        self.bind(&self.requests.record_history(), operands, &mut sequence)?;
+        Ok(sequence)
+    }
+
+    fn embed(
+        &mut self,
+        class: StepClass,
+        layout: &BodyLayout,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let config = self.requests.config;
+        let table = self.weight(self.requests.model.embed.id, config.vocab_size * config.hidden_size)?;
+        let (ids, slots) = (self.body_words::<u32>(&layout.ids)?, self.body_words::<i32>(&layout.slots)?);
+        let operands = Operands::new()
+            .region("ids", &ids)
+            .region("slots", &slots)
+            .region("last_tokens", &self.buffers.last_tokens)
+            .region("table", &table)
+            .region("output", self.buffers.activation(Activation::Hidden))
+            .status(self.status);
+        self.bind(&self.requests.embed(class), operands, to)
+    }
+
+    fn layer(
+        &mut self,
+        operator: &CudaOperator,
+        layer: usize,
+        class: StepClass,
+        layout: &BodyLayout,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let Some(request) = self.requests.layer(operator, class) else {
+            unreachable!("the model is covered, and this operator has no contract: {operator:?}")
+        };
+        let buffers = self.buffers;
+        match operator {
+            CudaOperator::RmsNorm(norm) => {
+                let weight = self.weight(norm.weight.id, norm.weight.len)?;
+                let operands = Operands::new()
+                    .region("input", buffers.activation(Activation::Hidden))
+                    .region("weight", &weight)
+                    .region("output", buffers.activation(Activation::Normed))
+                    .attribute("epsilon", norm.eps);
+                self.bind(&request, operands, to)
+            }
+            CudaOperator::Dense { input, weights, bias, residual, output } => {
+                let elements = weights.iter().map(|weight| weight.rows * weight.cols).sum();
+                let weight = self.weight(weights[0].id, elements)?;
+                let bias =
+                    bias.as_ref().map(|bias| self.weight(bias[0].id, bias.iter().map(|part| part.len).sum()));
+                let bias = bias.transpose()?;
+                let output = buffers.activation(*output);
+                let mut operands = Operands::new()
+                    .region("input", buffers.activation(*input))
+                    .region("weight", &weight)
+                    .region("output", output);
+                if let Some(bias) = &bias {
+                    operands = operands.region("bias", bias);
+                }
+                if *residual == Residual::Present {
+                    operands = operands.region("residual", output);
+                }
+                self.bind(&request, operands, to)
+            }
+            CudaOperator::DenseSwiGlu { gate, up } => {
+                let elements = gate.rows * gate.cols + up.rows * up.cols;
+                let weight = self.weight(gate.id, elements)?;
+                let operands = Operands::new()
+                    .region("input", buffers.activation(Activation::Normed))
+                    .region("weight", &weight)
+                    .region("output", buffers.activation(Activation::Activated));
+                self.bind(&request, operands, to)
+            }
+            CudaOperator::RopeAppend { head_norms } => {
+                let norms = head_norms.map(|norms| {
+                    let query = self.weight(norms.query.id, norms.query.len)?;
+                    let key = self.weight(norms.key.id, norms.key.len)?;
+                    Ok::<_, PrepareError>((query, key, norms.eps))
+                });
+                let norms = norms.transpose()?;
+                let tables = self.tables(layout)?;
+                let [k_pages, v_pages] = buffers.layer(layer)?;
+                let mut operands = Operands::new()
+                    .region("qkv", buffers.activation(Activation::Projected))
+                    .region("positions", &tables.positions)
+                    .region("query_start", &tables.query_start)
+                    .region("block_table", &tables.block_table)
+                    .region("rotations", &buffers.rotations)
+                    .region("q_out", buffers.activation(Activation::Rotated))
+                    .region("k_pages", &k_pages)
+                    .region("v_pages", &v_pages)
+                    .status(self.status);
+                if let Some((query, key, eps)) = &norms {
+                    operands = operands.region("q_weight", query).region("k_weight", key);
+                    operands = operands.attribute("epsilon", *eps);
+                }
+                self.bind(&request, operands, to)
+            }
+            CudaOperator::Attention { .. } => {
+                let tables = self.tables(layout)?;
+                let [k_pages, v_pages] = buffers.layer(layer)?;
+                let scale = (1.0 / (self.requests.config.head_dim as f64).sqrt()) as f32;
+                let mut operands = Operands::new()
+                    .region("q", buffers.activation(Activation::Rotated))
+                    .region("k_pages", &k_pages)
+                    .region("v_pages", &v_pages)
+                    .region("block_table", &tables.block_table)
+                    .region("kv_len", &tables.kv_len)
+                    .region("output", buffers.activation(Activation::Attention))
+                    .attribute("scale", scale)
+                    .status(self.status);
+                if let StepClass::Mixed { .. } = class {
+                    operands = operands.region("query_start", &tables.query_start);
+                }
+                self.bind(&request, operands, to)
+            }
+            CudaOperator::Other(_) => unreachable!("it has no request"),
+        }
+    }
+
+    fn pick(&mut self, rows: usize, inputs: &HeadInputLayout, to: &mut Sequence) -> Result<(), PrepareError> {
+        let ids = self.words::<u32>(&self.buffers.head_inputs, &inputs.rows)?;
+        let operands = Operands::new()
+            .region("ids", &ids)
+            .region("table", self.buffers.activation(Activation::Hidden))
+            .region("output", &self.buffers.picked)
+            .status(self.status);
+        self.bind(&self.requests.head(HeadOperator::Pick, rows), operands, to)
+    }
+
+    fn head_norm(
+        &mut self,
+        rows: usize,
+        input: &Region<bf16>,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let Norm { weight, eps } = self.requests.model.head.norm;
+        let weight = self.weight(weight.id, weight.len)?;
+        let operands = Operands::new()
+            .region("input", input)
+            .region("weight", &weight)
+            .region("output", &self.buffers.head_normed)
+            .attribute("epsilon", eps);
+        self.bind(&self.requests.head(HeadOperator::Norm, rows), operands, to)
+    }
+
+    fn logits(&mut self, rows: usize, to: &mut Sequence) -> Result<(), PrepareError> {
+        let output = self.requests.model.head.output;
+        let weight = self.weight(output.id, output.rows * output.cols)?;
+        let operands = Operands::new()
+            .region("input", &self.buffers.head_normed)
+            .region("weight", &weight)
+            .region("output", &self.buffers.logits);
+        self.bind(&self.requests.head(HeadOperator::Logits, rows), operands, to)
+    }
+
+    fn sampler(
+        &mut self,
+        operator: HeadOperator,
+        rows: usize,
+        (inputs, outputs): (&HeadInputLayout, &HeadOutputLayout),
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let buffers = self.buffers;
+        let ints = self.words::<u32>(&buffers.head_inputs, &inputs.ints)?;
+        let floats = self.words::<f32>(&buffers.head_inputs, &inputs.floats)?;
+        let adjust_start = self.words::<i32>(&buffers.head_inputs, &inputs.adjust_start)?;
+        let tokens = self.words::<u32>(&buffers.head_outputs, &outputs.tokens)?;
+        let row_status = self.words::<i32>(&buffers.head_outputs, &outputs.row_status)?;
+        let mut operands = Operands::new()
+            .region("logits", &buffers.logits)
+            .region("row_ints", &ints)
+            .region("last_tokens", &buffers.last_tokens)
+            .region("tokens", &tokens)
+            .region("row_status", &row_status);
+        if operator == HeadOperator::Sample {
+            operands = operands
+                .region("row_floats", &floats)
+                .region("masks", &buffers.masks)
+                .region("adjust_start", &adjust_start)
+                .region("adjust_tokens", &buffers.adjust_tokens)
+                .region("adjust_values", &buffers.adjust_values)
+                .region("history", &buffers.history);
+        }
+        self.bind(&self.requests.head(operator, rows), operands, to)
+    }
+
+    fn logprobs(
+        &mut self,
+        rows: usize,
+        tokens: &Region<u32>,
+        outputs: &HeadOutputLayout,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let memory = &self.buffers.head_outputs;
+        let (chosen, rank) = (
+            self.words::<f32>(memory, &outputs.chosen_logprob)?,
+            self.words::<u32>(memory, &outputs.chosen_rank)?,
+        );
+        let (top_tokens, top_logprobs) = (
+            self.words::<u32>(memory, &outputs.top_tokens)?,
+            self.words::<f32>(memory, &outputs.top_logprobs)?,
+        );
+        let row_status = self.words::<i32>(memory, &outputs.logprob_status)?;
+        let operands = Operands::new()
+            .region("logits", &self.buffers.logits)
+            .region("tokens", tokens)
+            .region("chosen_logprob", &chosen)
+            .region("chosen_rank", &rank)
+            .region("top_tokens", &top_tokens)
+            .region("top_logprobs", &top_logprobs)
+            .region("row_status", &row_status);
+        self.bind(&self.requests.head(HeadOperator::LogProbs, rows), operands, to)
+    }
+
+    fn bind(
+        &mut self,
+        request: &Request,
+        operands: Operands<'_>,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let plan: Rc<OperatorPlan> = self.plans.plan(request)?;
+        let workspaces = plan.workspaces()?;
+        let (mut operands, mut offset) = (operands, 0);
+        for Workspace { name, dtype, bytes, .. } in &workspaces {
+            let bytes = *bytes as usize;
+            operands = operands.span(name, self.buffers.workspace.span(offset, bytes, *dtype)?);
+            offset += bytes.next_multiple_of(WORKSPACE_ALIGNMENT);
+        }
+        let bound = plan.bind(&operands)?;
+        to.push(bound, self.counters);
+        Ok(())
+    }
+
+    fn weight(&self, first: WeightId, elements: usize) -> Result<Region<bf16>, RegionError> {
+        self.weights.region(&self.buffers.weights, first, elements)
+    }
+
+    fn tables(&self, layout: &BodyLayout) -> Result<Tables, RegionError> {
+        Ok(Tables {
+            positions: self.body_words(&layout.positions)?,
+            query_start: self.body_words(&layout.query_start)?,
+            kv_len: self.body_words(&layout.kv_len)?,
+            block_table: self.body_words(&layout.block_table)?,
+        })
+    }
+
+    fn body_words<T: Element>(&self, range: &Range<usize>) -> Result<Region<T>, RegionError> {
+        self.words(&self.buffers.body_inputs, range)
+    }
+
+    /// A part of a table memory, as the type that its words have.
+    fn words<T: Element>(
+        &self,
+        memory: &Region<u32>,
+        range: &Range<usize>,
+    ) -> Result<Region<T>, RegionError> {
+        memory.slice(range.clone())?.cast()
+    }
+}
+
+struct Tables {
+    positions: Region<i32>,
+    query_start: Region<i32>,
+    kv_len: Region<i32>,
+    block_table: Region<i32>,
+}
+
+/// The cosines and sines of every position, `[max_positions, head_dim / 2, 2]`.
+pub(super) fn rotations(
+    config: &ModelConfig,
+    max_positions: usize,
+) -> Result<Vec<f32>, oxide_infer::SpecError> {
+    use oxide_infer::position::rope;
+    use rayon::prelude::*;
+    let spec = rope::Spec::new(config.rope.contract(oxide_infer::DType::BF16, config.head_dim))?;
+    let row = |position| spec.rotations(position).flatten().map(|value| value as f32).collect::<Vec<_>>();
+    Ok((0..max_positions).into_par_iter().flat_map_iter(row).collect())
+}

@@ -1,0 +1,512 @@
+use super::bind::{BoundBody, BoundHead, Sequence};
+use super::classes::{Classes, StepClass};
+use super::head::{self, Chunk, ChunkReader, ChunkWriter, HeadRow, MAX_HISTORY_ENTRIES, Sampling};
+use super::inputs::BodyLayout;
+use super::memory::DeviceBuffers;
+use super::options::STEPS_IN_FLIGHT;
+use super::slots::Slots;
+use super::staging::Staging;
+use crate::batch::{
+    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, Sampled, SlotId, SlotStart,
+    StepOutput,
+};
+use crate::metrics::OperatorCounters;
+use oxide_infer::sampling;
+use oxide_infer_cuda::runtime::{CommandScope, Completion, PinnedMemory, Stream};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Computes steps of one model on one GPU. Two steps may be in flight.
+pub struct CudaExecutor {
+    pub(super) limits: ExecutorLimits,
+    pub(super) classes: Classes,
+    pub(super) bodies: Bodies,
+    pub(super) heads: Vec<BoundHead>,
+    pub(super) record_history: Sequence,
+    pub(super) buffers: DeviceBuffers,
+    pub(super) stream: Stream,
+    pub(super) slots: Slots,
+    pub(super) counters: Arc<OperatorCounters>,
+    pub(super) num_pools: usize,
+    pub(super) rings: Rings,
+    /// Steps that were submitted and not collected, oldest first.
+    pub(super) in_flight: VecDeque<InFlight>,
+    /// Lists of steps that were collected, whose allocations are used again.
+    pub(super) spare: Vec<StepLists>,
+}
+
+/// The bodies of every class.
+pub(super) struct Bodies {
+    /// By the index of the decode class.
+    pub(super) decode: Vec<BoundBody>,
+    /// By the index of the token class, then of the sequence class.
+    pub(super) mixed: Vec<Vec<BoundBody>>,
+}
+
+/// Pinned memory of the steps in flight, used in turns.
+pub(super) struct Rings {
+    pub(super) rings: [Ring; STEPS_IN_FLIGHT],
+    pub(super) next: usize,
+}
+
+/// Pinned memory of one step: what it copies to the device, and what it copies back.
+pub(super) struct Ring {
+    pub(super) inputs: Staging,
+    pub(super) outputs: Staging,
+}
+
+/// A step that was submitted.
+pub(super) struct InFlight {
+    completion: Completion,
+    lists: StepLists,
+}
+
+/// What it takes to read a step's outputs.
+#[derive(Default)]
+pub(super) struct StepLists {
+    rows: Vec<HeadRow>,
+    chunks: Vec<Chunk>,
+    /// Of every chunk: its class and what it copied back.
+    outputs: Vec<(usize, PinnedMemory<u32>)>,
+    /// Slot and wanted log-probabilities of every draw, in the order of the batch.
+    draws: Vec<(SlotId, Option<u32>)>,
+    prompt_lists: usize,
+}
+
+impl StepLists {
+    fn clear(&mut self) {
+        self.rows.clear();
+        self.chunks.clear();
+        self.outputs.clear();
+        self.draws.clear();
+        self.prompt_lists = 0;
+    }
+}
+
+impl std::fmt::Debug for CudaExecutor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CudaExecutor").field("limits", &self.limits).finish_non_exhaustive()
+    }
+}
+
+impl Executor for CudaExecutor {
+    fn limits(&self) -> ExecutorLimits {
+        self.limits
+    }
+
+    fn submit(&mut self, batch: &EngineBatch) -> Result<(), ExecutorError> {
+        if self.in_flight.len() == STEPS_IN_FLIGHT {
+            return Err(failure(format!("{STEPS_IN_FLIGHT} steps are in flight already")));
+        }
+        self.check(batch)?;
+        let mut lists = self.spare.pop().unwrap_or_default();
+        lists.clear();
+        // The step that used this ring before has been collected.
+        let ring = &mut self.rings.rings[self.rings.next];
+        ring.inputs.reset();
+        ring.outputs.reset();
+        let mut scope = CommandScope::new(&self.stream).map_err(failure)?;
+        for start in &batch.slot_starts {
+            scope = self.start(start, scope)?;
+        }
+        self.copy_pages(batch, &mut scope)?;
+        self.run(batch, scope, &mut lists)
+            .and_then(|scope| scope.finish().map_err(failure))
+            .map(|completion| self.in_flight.push_back(InFlight { completion, lists }))?;
+        self.rings.next = (self.rings.next + 1) % STEPS_IN_FLIGHT;
+        Ok(())
+    }
+
+    fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
+        let InFlight { completion, lists } =
+            self.in_flight.pop_front().ok_or_else(|| failure("no step is in flight"))?;
+        completion.wait().map_err(failure)?;
+        self.read(&lists, output);
+        self.spare.push(lists);
+        Ok(())
+    }
+
+    fn operator_counters(&self) -> Arc<OperatorCounters> {
+        self.counters.clone()
+    }
+}
+
+impl CudaExecutor {
+    /// Bytes of the KV pages.
+    pub fn kv_bytes(&self) -> u64 {
+        self.buffers.pool_bytes()
+    }
+
+    /// Operators that are planned over all classes, and the artifacts that compute them.
+    pub fn plan_size(&self) -> (usize, usize) {
+        let bodies = self.bodies.decode.iter().chain(self.bodies.mixed.iter().flatten());
+        let heads = self.heads.iter().flat_map(|head| head.sequences()).map(Sequence::len);
+        let operators = bodies.map(|body| body.operators.len()).chain(heads).sum::<usize>();
+        (operators + self.record_history.len(), self.counters.snapshot().count())
+    }
+
+    /// Refuses a batch whose indices would lead past what was planned for.
+    fn check(&self, batch: &EngineBatch) -> Result<(), ExecutorError> {
+        let (tokens, limit) = (batch.tokens.len(), self.limits.max_batch_tokens);
+        if tokens > limit || batch.positions.len() != tokens {
+            let positions = batch.positions.len();
+            return Err(failure(format!(
+                "{tokens} tokens with {positions} positions in a step; at most {limit} were planned for"
+            )));
+        }
+        if batch.rows.len() > self.limits.max_sequences {
+            let (rows, limit) = (batch.rows.len(), self.limits.max_sequences);
+            return Err(failure(format!("{rows} rows in a step; at most {limit} were planned for")));
+        }
+        let copied = batch.page_copies.iter().flat_map(|copy| [copy.from, copy.to]);
+        if let Some(page) = copied.into_iter().find(|page| page.index() >= self.limits.num_pages) {
+            return Err(failure(format!("page {page} is copied; the pool has {}", self.limits.num_pages)));
+        }
+        let mut next = 0;
+        for (index, row) in batch.rows.iter().enumerate() {
+            let wrong = |what: &str| failure(format!("row {index} of the step {what}"));
+            if row.tokens.start != next || row.tokens.end < row.tokens.start {
+                return Err(wrong("does not begin where the row before it ends"));
+            }
+            next = row.tokens.end;
+            let pages = batch.pages.get(row.pages.clone()).ok_or_else(|| wrong("has pages past the list"))?;
+            if pages.len() > self.limits.max_model_len.div_ceil(self.limits.page_size) {
+                return Err(wrong("has more pages than the longest sequence"));
+            }
+            if pages.iter().any(|page| page.index() >= self.limits.num_pages) {
+                return Err(wrong("has a page that the pool has not"));
+            }
+            if row.samples.end > batch.samples.len() {
+                return Err(wrong("has draws past the list"));
+            }
+            if row.input == RowInput::LastSampled && row.tokens.len() != 1 {
+                return Err(wrong("goes on with a sampled token and does not have one token"));
+            }
+        }
+        if next != tokens { Err(failure("the rows of the step are not all of its tokens")) } else { Ok(()) }
+    }
+
+    /// Starts a slot. Its history is written on the device if its penalties read it.
+    fn start(&mut self, start: &SlotStart, scope: CommandScope) -> Result<CommandScope, ExecutorError> {
+        self.slots.start(start).ok_or_else(|| failure(format!("there is no slot {}", start.slot.0)))?;
+        if !start.sampling.reads_history() {
+            return Ok(scope);
+        }
+        let (vocab_size, slot) = (self.limits.vocab_size, start.slot.0 as usize);
+        let history = self.buffers.history.slice(slot * vocab_size..(slot + 1) * vocab_size);
+        let mut scope = scope;
+        scope.fill(&history.map_err(failure)?, 0).map_err(failure)?;
+        let prompt = start.prompt.iter().map(|&token| (token, PROMPT_TOKEN));
+        let output = start.output.iter().map(|&token| (token, OUTPUT_TOKEN));
+        let entries: Vec<_> = prompt.chain(output).collect();
+        for entries in entries.chunks(MAX_HISTORY_ENTRIES) {
+            scope = self.room(3 * MAX_HISTORY_ENTRIES, scope)?;
+            let staged = self.ring().inputs.take(3 * MAX_HISTORY_ENTRIES).map_err(failure)?;
+            let list = |of: &dyn Fn(usize) -> u32| (0..MAX_HISTORY_ENTRIES).map(of).collect::<Vec<_>>();
+            let slots = list(&|_| start.slot.0);
+            let tokens = list(&|i| entries.get(i).map_or(0, |(token, _)| token.0));
+            let kinds = list(&|i| entries.get(i).map_or(PADDING, |(_, kind)| *kind));
+            for (index, words) in [slots, tokens, kinds].iter().enumerate() {
+                staged.write(index * MAX_HISTORY_ENTRIES, words).map_err(failure)?;
+            }
+            scope.copy_in(&staged, &self.buffers.history_entries).map_err(failure)?;
+            self.record_history.enqueue(&mut scope).map_err(failure)?;
+            self.record_history.count(&self.counters);
+        }
+        Ok(scope)
+    }
+
+    /// Makes room in the step's pinned memory. Only steps that start many long sequences with penalties, or that carry
+    /// very many biases, ever fill it; they wait here for what was enqueued so far.
+    fn room(&mut self, words: usize, scope: CommandScope) -> Result<CommandScope, ExecutorError> {
+        if self.ring().inputs.has(words) {
+            return Ok(scope);
+        }
+        scope.finish().map_err(failure)?.wait().map_err(failure)?;
+        self.ring().inputs.reset();
+        CommandScope::new(&self.stream).map_err(failure)
+    }
+
+    fn ring(&mut self) -> &mut Ring {
+        &mut self.rings.rings[self.rings.next]
+    }
+
+    fn copy_pages(&self, batch: &EngineBatch, scope: &mut CommandScope) -> Result<(), ExecutorError> {
+        for copy in &batch.page_copies {
+            for pool in 0..self.num_pools {
+                let page = |page: usize| self.buffers.page(pool, page).map_err(failure);
+                let (from, to) = (page(copy.from.index())?, page(copy.to.index())?);
+                scope.copy(&from, &to).map_err(failure)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues the body over all tokens and the head over the rows that need logits.
+    fn run(
+        &mut self,
+        batch: &EngineBatch,
+        scope: CommandScope,
+        lists: &mut StepLists,
+    ) -> Result<CommandScope, ExecutorError> {
+        head::list_rows(batch, &mut lists.rows);
+        let most = self.classes.head.last().copied().unwrap_or(1);
+        head::cut(&lists.rows, most, batch, &self.slots, &mut lists.chunks).map_err(failure)?;
+        lists.draws.extend(batch.samples.iter().map(|target| (target.slot, target.logprobs)));
+        lists.prompt_lists = batch.rows.iter().filter(|row| row.prompt_logprobs.is_some()).count();
+        let mut scope = scope;
+        if !batch.tokens.is_empty() {
+            scope = self.body(batch, scope)?;
+        }
+        // A decode step's logits are there, in the order of its rows.
+        let has_logits = self.decode_class(batch).is_some() && lists.chunks.len() == 1;
+        for chunk in &lists.chunks {
+            let logits = if has_logits { Logits::Present } else { Logits::Absent };
+            let (output, next) = self.chunk(chunk, &lists.rows, batch, logits, scope)?;
+            lists.outputs.push(output);
+            scope = next;
+        }
+        Ok(scope)
+    }
+
+    fn body(&mut self, batch: &EngineBatch, scope: CommandScope) -> Result<CommandScope, ExecutorError> {
+        let (tokens, rows) = (batch.tokens.len(), batch.rows.len());
+        let too_many = || failure(format!("{tokens} tokens of {rows} rows are in no class"));
+        let (index, sequences, class) = match self.decode_class(batch) {
+            Some(index) => (index, None, StepClass::Decode { rows: self.classes.decode[index] }),
+            None => {
+                let index = Classes::index(&self.classes.tokens, tokens).ok_or_else(too_many)?;
+                let sequences = Classes::index(&self.classes.sequences, rows).ok_or_else(too_many)?;
+                let (tokens, in_class) = (self.classes.tokens[index], self.classes.sequences[sequences]);
+                (index, Some(sequences), StepClass::Mixed { tokens, sequences: in_class })
+            }
+        };
+        let words = self.body_of(index, sequences).layout.words();
+        let mut scope = self.room(words, scope)?;
+        let staged = self.ring().inputs.take(words).map_err(failure)?;
+        let body = self.body_of(index, sequences);
+        let null_page = self.limits.num_pages as u32;
+        let max_pages = self.limits.max_model_len.div_ceil(self.limits.page_size);
+        BodyWriter { layout: &body.layout, staged: &staged, class, null_page, max_pages }
+            .write(batch)
+            .map_err(failure)?;
+        let target = self.buffers.body_inputs.slice(0..words).map_err(failure)?;
+        scope.copy_in(&staged, &target).map_err(failure)?;
+        match &body.graph {
+            Some(graph) => graph.replay(&mut scope).map_err(failure)?,
+            None => body.operators.enqueue(&mut scope).map_err(failure)?,
+        }
+        body.operators.count(&self.counters);
+        Ok(scope)
+    }
+
+    /// The class of a step in which every row has one token and one draw and nothing else.
+    fn decode_class(&self, batch: &EngineBatch) -> Option<usize> {
+        let decodes =
+            |row: &BatchRow| row.tokens.len() == 1 && row.samples.len() == 1 && row.prompt_logprobs.is_none();
+        let index = Classes::index(&self.classes.decode, batch.rows.len())?;
+        (!batch.rows.is_empty() && batch.rows.iter().all(decodes)).then_some(index)
+    }
+
+    fn body_of(&self, index: usize, sequences: Option<usize>) -> &BoundBody {
+        match sequences {
+            None => &self.bodies.decode[index],
+            Some(sequences) => &self.bodies.mixed[index][sequences],
+        }
+    }
+
+    /// Enqueues what one chunk of rows needs, and says where its outputs come back.
+    fn chunk(
+        &mut self,
+        chunk: &Chunk,
+        rows: &[HeadRow],
+        batch: &EngineBatch,
+        logits: Logits,
+        scope: CommandScope,
+    ) -> Result<((usize, PinnedMemory<u32>), CommandScope), ExecutorError> {
+        let rows = &rows[chunk.rows.clone()];
+        let class = Classes::index(&self.classes.head, rows.len())
+            .ok_or_else(|| failure(format!("{} rows of logits are in no class", rows.len())))?;
+        let mask_words = self.limits.vocab_size.div_ceil(32);
+        let table_words = self.heads[class].inputs.words();
+        let words = table_words + 2 * chunk.adjustments + chunk.masks * mask_words;
+        let mut scope = self.room(words, scope)?;
+        let inputs = &mut self.rings.rings[self.rings.next].inputs;
+        let mut take = |words: usize| inputs.take(words).map_err(failure);
+        let tables = take(table_words)?;
+        let (adjustments, masks) = (take(2 * chunk.adjustments)?, take(chunk.masks * mask_words)?);
+        let head = &self.heads[class];
+        let writer = ChunkWriter {
+            layout: &head.inputs,
+            tables: &tables,
+            adjustments: &adjustments,
+            masks: &masks,
+            mask_words,
+        };
+        writer.write(rows, head.rows, batch, &self.slots).map_err(failure)?;
+        self.copy_tables(&writer, chunk, &mut scope)?;
+        let run = |sequence: &Sequence, scope: &mut CommandScope| {
+            sequence.count(&self.counters);
+            sequence.enqueue(scope).map_err(failure)
+        };
+        if let Logits::Absent = logits {
+            run(&head.logits, &mut scope)?;
+        }
+        match chunk.sampling {
+            Sampling::None => run(&head.given_logprobs, &mut scope)?,
+            Sampling::Greedy => run(&head.greedy, &mut scope)?,
+            Sampling::Full => run(&head.sample, &mut scope)?,
+        }
+        if chunk.logprobs && chunk.sampling != Sampling::None {
+            run(&head.sampled_logprobs, &mut scope)?;
+        }
+        let words = if chunk.logprobs { head.outputs.words() } else { head.outputs.sampled_words() };
+        let brought = self.rings.rings[self.rings.next].outputs.take(words).map_err(failure)?;
+        let source = self.buffers.head_outputs.slice(0..words).map_err(failure)?;
+        scope.copy_out(&source, &brought).map_err(failure)?;
+        Ok(((class, brought), scope))
+    }
+
+    fn copy_tables(
+        &self,
+        writer: &ChunkWriter<'_>,
+        chunk: &Chunk,
+        scope: &mut CommandScope,
+    ) -> Result<(), ExecutorError> {
+        let buffers = &self.buffers;
+        let target = buffers.head_inputs.slice(0..writer.tables.len()).map_err(failure)?;
+        scope.copy_in(writer.tables, &target).map_err(failure)?;
+        if chunk.adjustments > 0 {
+            let count = chunk.adjustments;
+            let half = |range| writer.adjustments.slice(range).map_err(failure);
+            let tokens = buffers.adjust_tokens.slice(0..count).map_err(failure)?;
+            scope.copy_in(&half(0..count)?, &tokens).map_err(failure)?;
+            let values = buffers.adjust_values.cast().and_then(|words| words.slice(0..count));
+            scope.copy_in(&half(count..2 * count)?, &values.map_err(failure)?).map_err(failure)?;
+        }
+        if chunk.masks > 0 {
+            let target = buffers.masks.slice(0..writer.masks.len()).map_err(failure)?;
+            scope.copy_in(writer.masks, &target).map_err(failure)?;
+        }
+        Ok(())
+    }
+
+    /// Reads the outputs of a step that has ended.
+    fn read(&self, lists: &StepLists, output: &mut StepOutput) {
+        output.samples.clear();
+        output.prompt_logprobs.clear();
+        output.prompt_logprobs.resize_with(lists.prompt_lists, || Ok(Vec::new()));
+        for (chunk, (class, words)) in lists.chunks.iter().zip(&lists.outputs) {
+            let reader = ChunkReader {
+                layout: &self.heads[*class].outputs,
+                words,
+                vocab_size: self.limits.vocab_size,
+            };
+            for (index, row) in lists.rows[chunk.rows.clone()].iter().enumerate() {
+                match *row {
+                    HeadRow::Draw { target, .. } => {
+                        let (slot, top) = lists.draws[target];
+                        let outcome = reader.token(index).and_then(|token| {
+                            let logprobs = top.map(|top| reader.logprobs(index, token, top)).transpose()?;
+                            Ok(sampling::Sampled { token, logprobs })
+                        });
+                        output.samples.push(Sampled { slot, outcome });
+                    }
+                    HeadRow::Prompt { next, list, top, .. } => {
+                        let found = reader.logprobs(index, next, top);
+                        match (&mut output.prompt_logprobs[list], found) {
+                            (Ok(list), Ok(logprobs)) => list.push(logprobs),
+                            (failed @ Ok(_), Err(error)) => *failed = Err(error),
+                            (Err(_), _) => {}
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for CudaExecutor {
+    fn drop(&mut self) {
+        // Steps in flight keep their leases; waiting here lets their memory be freed with the rest.
+        for step in self.in_flight.drain(..) {
+            let _ = step.completion.wait();
+        }
+    }
+}
+
+/// Whether a step's logits were computed with its body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Logits {
+    Present,
+    Absent,
+}
+
+/// Kinds of history entries, as the kernel has them.
+const PADDING: u32 = 0;
+const PROMPT_TOKEN: u32 = 1;
+const OUTPUT_TOKEN: u32 = 2;
+
+/// Writes the tables of a step's body.
+struct BodyWriter<'a> {
+    layout: &'a BodyLayout,
+    staged: &'a PinnedMemory<u32>,
+    class: StepClass,
+    null_page: u32,
+    max_pages: usize,
+}
+
+impl BodyWriter<'_> {
+    fn write(&self, batch: &EngineBatch) -> Result<(), oxide_infer_cuda::runtime::RegionError> {
+        let (layout, staged) = (self.layout, self.staged);
+        let (tokens, rows) = (batch.tokens.len(), batch.rows.len());
+        let padding = self.class.tokens() - tokens;
+        for (index, token) in batch.tokens.iter().enumerate() {
+            staged.write(layout.ids.start + index, &[token.0])?;
+        }
+        staged.write(layout.positions.start, &batch.positions)?;
+        for row in &batch.rows {
+            let slot = match row.input {
+                RowInput::Host => HOST_INPUT,
+                RowInput::LastSampled => row.slot.0,
+            };
+            row.tokens.clone().try_for_each(|token| staged.write(layout.slots.start + token, &[slot]))?;
+        }
+        for token in tokens..tokens + padding {
+            staged.write(layout.ids.start + token, &[0])?;
+            staged.write(layout.positions.start + token, &[0])?;
+            staged.write(layout.slots.start + token, &[HOST_INPUT])?;
+        }
+        for (index, row) in batch.rows.iter().enumerate() {
+            staged.write(layout.query_start.start + index, &[row.tokens.start as u32])?;
+            staged.write(layout.kv_len.start + index, &[row.kv_len as u32])?;
+            let table = layout.block_table.start + index * self.max_pages;
+            for (entry, page) in batch.pages[row.pages.clone()].iter().enumerate() {
+                staged.write(table + entry, &[page.0])?;
+            }
+        }
+        for index in rows..self.class.sequences() {
+            staged.write(layout.kv_len.start + index, &[0])?;
+        }
+        for index in rows..self.class.table_rows() {
+            staged.write(layout.block_table.start + index * self.max_pages, &[self.null_page])?;
+        }
+        // In a decode step every padding row has its token; in others all padding tokens are those of the last row.
+        for index in rows..=self.class.table_rows() {
+            let start = match self.class {
+                StepClass::Decode { .. } => index,
+                StepClass::Mixed { .. } if index == self.class.table_rows() => self.class.tokens(),
+                StepClass::Mixed { .. } => tokens,
+            };
+            staged.write(layout.query_start.start + index, &[start as u32])?;
+        }
+        Ok(())
+    }
+}
+
+/// The slot of a token that the host knows: -1.
+const HOST_INPUT: u32 = u32::MAX;
+
+pub(super) fn failure(message: impl ToString) -> ExecutorError {
+    ExecutorError { message: message.to_string() }
+}

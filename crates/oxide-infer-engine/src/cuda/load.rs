@@ -1,0 +1,231 @@
+use super::bind::{Binder, BoundBody, PrepareError, rotations};
+use super::classes::{Classes, StepClass};
+use super::executor::{Bodies, CudaExecutor, Ring, Rings};
+use super::inputs::{HeadInputLayout, HeadOutputLayout};
+use super::lower::CudaModel;
+use super::memory::{DeviceBuffers, MemorySizes, page_bytes};
+use super::options::{CudaOptions, CudaPlanError, STEPS_IN_FLIGHT};
+use super::plan::{PlanSizes, Plans, Requests, UncoveredError};
+use super::slots::Slots;
+use super::staging::Staging;
+use super::weights::{UploadError, WeightLayout, upload};
+use crate::load::LoadProgress;
+use crate::metrics::OperatorCounters;
+use crate::model::{DenseDecoder, ModelConfig};
+use crate::source::ModelSource;
+use crate::weights::{ModelWeights, WeightsError};
+use oxide_infer::{DType, SpecError};
+use oxide_infer_cuda::artifact::{Registry, RegistryError};
+use oxide_infer_cuda::driver::CudaError;
+use oxide_infer_cuda::runtime::{
+    CommandScope, CompletionError, Context, ContextError, EnqueueError, Loader, MemoryPlanError,
+    PinnedMemory, RegionError, StatusWord, Stream,
+};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Why a model could not be loaded onto a GPU.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CudaLoadError {
+    /// The device cannot be used.
+    #[error(transparent)]
+    Context(#[from] ContextError),
+    /// No artifacts are made for the device.
+    #[error("{name} has compute capability {major}.{minor}; there are kernel artifacts for 9.0 alone")]
+    Architecture {
+        /// The device.
+        name: String,
+        /// Its compute capability.
+        major: u32,
+        /// Its compute capability.
+        minor: u32,
+    },
+    /// The artifacts cannot be used on it.
+    #[error(transparent)]
+    Registry(#[from] RegistryError),
+    /// The files do not have the weights that the model needs.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The options cannot be met.
+    #[error(transparent)]
+    Plan(#[from] CudaPlanError),
+    /// Operators of the model have no artifact.
+    #[error(transparent)]
+    Uncovered(#[from] UncoveredError),
+    /// An operator of the model is not one that can be.
+    #[error(transparent)]
+    Operator(#[from] SpecError),
+    /// The device's memory does not hold it.
+    #[error(transparent)]
+    Memory(#[from] MemoryPlanError),
+    /// The weights cannot be brought to the device.
+    #[error("the weights cannot be brought to the device: {0}")]
+    Upload(#[from] UploadError),
+    /// An operator that is covered could not be made ready.
+    #[error("an operator cannot be made ready: {0}")]
+    Prepare(#[from] PrepareError),
+    /// A driver call failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
+    /// Work that prepares the device was refused.
+    #[error(transparent)]
+    Enqueue(#[from] EnqueueError),
+    /// Work that prepares the device failed.
+    #[error(transparent)]
+    Completion(#[from] CompletionError),
+    /// A part of memory is not there.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+}
+
+/// Loads a model onto the GPU of that ordinal: checks that its artifacts cover the model, plans and allocates memory, brings
+/// the weights there in bf16, and fixes every launch.
+///
+/// # Errors
+/// [`CudaLoadError`]; coverage, options and memory are checked before any weight is read.
+pub fn load_cuda(
+    source: &ModelSource,
+    ordinal: u32,
+    options: &CudaOptions,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<CudaExecutor, CudaLoadError> {
+    load_cuda_on(&Context::primary(ordinal)?, source, options, progress)
+}
+
+/// As [`load_cuda`], on a context of the caller's.
+///
+/// # Errors
+/// As [`load_cuda`].
+pub fn load_cuda_on(
+    context: &Context,
+    source: &ModelSource,
+    options: &CudaOptions,
+    progress: &mut dyn FnMut(LoadProgress),
+) -> Result<CudaExecutor, CudaLoadError> {
+    let config = source.config();
+    options.check(config)?;
+    let registry = Arc::new(registry(context)?);
+    let decoder = DenseDecoder::new(config);
+    let weights = ModelWeights::new(source.checkpoint(), config, &decoder)?;
+    let model = CudaModel::new(&decoder);
+    let layout = WeightLayout::new(&model);
+
+    // Sizes at their largest: what is left for pages depends on them, and they on the longest sequence.
+    let mut sizes = PlanSizes {
+        classes: Classes::new(options.max_sequences, options.max_batch_tokens),
+        max_sequences: options.max_sequences,
+        max_model_len: options.wanted_len(config),
+        pool_pages: 2,
+        multiprocessors: context.device().multiprocessors as usize,
+    };
+    let workspace = Requests { config, model: &model, sizes: &sizes }.cover(&registry)?;
+    let fixed = MemorySizes::new(config, &sizes, workspace).bytes() + layout.bytes() as u64;
+    let left = context.memory_info()?.free.saturating_sub(fixed);
+    let limits = options.limits(config, page_bytes(config), left)?;
+    sizes.max_model_len = limits.max_model_len;
+    sizes.pool_pages = limits.num_pages + 1;
+    let workspace = Requests { config, model: &model, sizes: &sizes }.cover(&registry)?;
+    let memory = MemorySizes::new(config, &sizes, workspace);
+    let buffers = DeviceBuffers::allocate(context, config, &layout, &memory, sizes.pool_pages)?;
+
+    let stream = context.stream()?;
+    prepare(context, &stream, config, &sizes, &buffers)?;
+    upload(context, &model, &weights, &layout, &buffers.weights, progress)?;
+    let status = StatusWord::new(context)?;
+    let mut counters = OperatorCounters::default();
+    let mut loader = Loader::new(context, registry);
+    let mut binder = Binder {
+        requests: Requests { config, model: &model, sizes: &sizes },
+        plans: Plans::new(&mut loader),
+        buffers: &buffers,
+        weights: &layout,
+        status: &status,
+        counters: &mut counters,
+    };
+    let bodies = bodies(&mut binder, &sizes.classes, &stream)?;
+    let heads = sizes.classes.head.iter().map(|&rows| binder.head(rows)).collect::<Result<_, _>>()?;
+    let record_history = binder.record_history()?;
+    let rings = rings(context, &sizes, memory.body_input_words(), config)?;
+    Ok(CudaExecutor {
+        limits,
+        classes: sizes.classes,
+        bodies,
+        heads,
+        record_history,
+        buffers,
+        stream,
+        slots: Slots::new(limits.max_sequences),
+        counters: Arc::new(counters),
+        num_pools: 2 * config.num_layers,
+        rings,
+        in_flight: VecDeque::with_capacity(STEPS_IN_FLIGHT),
+        spare: Vec::new(),
+    })
+}
+
+fn registry(context: &Context) -> Result<Registry, CudaLoadError> {
+    let device = context.device();
+    let target = oxide_infer_cuda::artifact::Target::of(device.compute_capability, context.driver_version()?);
+    let (major, minor) = device.compute_capability;
+    let target =
+        target.ok_or_else(|| CudaLoadError::Architecture { name: device.name.clone(), major, minor })?;
+    Ok(Registry::embedded(target)?)
+}
+
+/// Clears what steps read before they write it, and brings the rotations of every position to the device.
+fn prepare(
+    context: &Context,
+    stream: &Stream,
+    config: &ModelConfig,
+    sizes: &PlanSizes,
+    buffers: &DeviceBuffers,
+) -> Result<(), CudaLoadError> {
+    debug_assert_eq!(DType::BF16.size(), 2);
+    let table = rotations(config, sizes.max_model_len)?;
+    let staged = PinnedMemory::allocate(context, table.len())?;
+    staged.write(0, &table)?;
+    let mut scope = CommandScope::new(stream)?;
+    scope.copy_in(&staged, &buffers.rotations)?;
+    // Unwritten slots of a page are masked, but a NaN among them would not be.
+    scope.fill(&buffers.pages()?, 0)?;
+    scope.fill(&buffers.history, 0)?;
+    scope.fill(&buffers.last_tokens, 0)?;
+    buffers.clear_activations(&mut scope)?;
+    Ok(scope.finish()?.wait()?)
+}
+
+fn bodies(binder: &mut Binder<'_>, classes: &Classes, stream: &Stream) -> Result<Bodies, PrepareError> {
+    let decode = classes.decode.iter().map(|&rows| binder.body(StepClass::Decode { rows }, stream));
+    let decode = decode.collect::<Result<Vec<_>, _>>()?;
+    let mut mixed: Vec<Vec<BoundBody>> = Vec::new();
+    for &tokens in &classes.tokens {
+        let of = |&sequences: &usize| binder.body(StepClass::Mixed { tokens, sequences }, stream);
+        mixed.push(classes.sequences.iter().map(of).collect::<Result<_, _>>()?);
+    }
+    Ok(Bodies { decode, mixed })
+}
+
+/// Pinned memory for the largest step that needs no more than one set of masks and biases.
+fn rings(
+    context: &Context,
+    sizes: &PlanSizes,
+    body_words: usize,
+    config: &ModelConfig,
+) -> Result<Rings, CudaError> {
+    let largest = sizes.classes.head.last().copied().unwrap_or(1);
+    // Draws and prompt rows of the largest step, each in chunks of the largest class with one more that is not full.
+    let rows = sizes.max_sequences + sizes.max_tokens();
+    let chunks = rows.div_ceil(largest) + 2;
+    let head = chunks * HeadInputLayout::new(largest).words();
+    let masks = largest * config.vocab_size.div_ceil(32);
+    let inputs = body_words + head + masks + 2 * super::head::MAX_ADJUSTMENTS;
+    let outputs = chunks * HeadOutputLayout::new(largest).words();
+    let ring = || {
+        Ok::<_, CudaError>(Ring {
+            inputs: Staging::new(context, inputs)?,
+            outputs: Staging::new(context, outputs)?,
+        })
+    };
+    Ok(Rings { rings: [ring()?, ring()?], next: 0 })
+}

@@ -1,0 +1,399 @@
+//! Which artifact computes each operator, in each class.
+
+use super::classes::{Classes, StepClass};
+use super::head::{MAX_ADJUSTMENTS, MAX_HISTORY_ENTRIES};
+use super::lower::{Activation, CudaModel, CudaOperator, HeadNorms, Residual};
+use super::memory::PAGE_SIZE;
+use super::options::CudaOptions;
+use crate::model::{DenseDecoder, Matrix, ModelConfig};
+use oxide_infer_cuda::artifact::{Registry, Request, SelectError};
+use oxide_infer_cuda::runtime::{Loader, OperatorPlan, PlanError, Workspace};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::rc::Rc;
+
+/// An operator of a model that no artifact computes.
+#[derive(Clone, Debug)]
+pub struct Uncovered {
+    /// What the model needs it for.
+    pub operator: String,
+    /// Why none does; names contract, properties and dimensions.
+    pub reason: String,
+}
+
+/// A model that the artifacts do not wholly cover.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("the artifacts do not cover the model, {} operators are missing:{}", operators.len(), list(operators))]
+pub struct UncoveredError {
+    /// Every operator that is missing, in the model's order.
+    pub operators: Vec<Uncovered>,
+}
+
+fn list(operators: &[Uncovered]) -> String {
+    operators.iter().map(|operator| format!("\n  {operator}")).collect()
+}
+
+impl fmt::Display for Uncovered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.operator, self.reason)
+    }
+}
+
+/// Checks that artifacts cover a model, as far as that can be told with no device.
+///
+/// # Errors
+/// [`UncoveredError`] with every operator that is missing.
+pub fn check_coverage(
+    config: &ModelConfig,
+    registry: &Registry,
+    options: &CudaOptions,
+) -> Result<(), UncoveredError> {
+    let sizes = PlanSizes {
+        classes: Classes::new(options.max_sequences, options.max_batch_tokens),
+        max_sequences: options.max_sequences,
+        max_model_len: options.wanted_len(config),
+        pool_pages: 2,
+        multiprocessors: 132,
+    };
+    let model = CudaModel::new(&DenseDecoder::new(config));
+    Requests { config, model: &model, sizes: &sizes }.cover(registry).map(drop)
+}
+
+/// What requests depend on beside the model.
+#[derive(Clone, Debug)]
+pub(super) struct PlanSizes {
+    pub(super) classes: Classes,
+    pub(super) max_sequences: usize,
+    pub(super) max_model_len: usize,
+    /// Pages of the pools, the null page included.
+    pub(super) pool_pages: usize,
+    /// Multiprocessors of the device.
+    pub(super) multiprocessors: usize,
+}
+
+impl PlanSizes {
+    /// Entries of a sequence's row in the block table.
+    pub(super) fn max_pages(&self) -> usize {
+        self.max_model_len.div_ceil(PAGE_SIZE)
+    }
+
+    /// Tokens of the largest step.
+    pub(super) fn max_tokens(&self) -> usize {
+        let last = |sizes: &[usize]| sizes.last().copied().unwrap_or(1);
+        last(&self.classes.tokens).max(last(&self.classes.decode))
+    }
+}
+
+/// The operators of a head class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum HeadOperator {
+    /// Picks the rows whose logits are needed.
+    Pick,
+    Norm,
+    Logits,
+    /// Rows that take their best token.
+    Greedy,
+    /// Rows with anything of the sampling contract.
+    Sample,
+    LogProbs,
+}
+
+impl HeadOperator {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Pick, Self::Norm, Self::Logits, Self::Greedy, Self::Sample, Self::LogProbs];
+}
+
+/// The requests of a model.
+pub(super) struct Requests<'a> {
+    pub(super) config: &'a ModelConfig,
+    pub(super) model: &'a CudaModel,
+    pub(super) sizes: &'a PlanSizes,
+}
+
+fn request(contract: &str) -> Request {
+    Request::new(contract, 1)
+}
+
+fn with(request: Request, properties: &[(&str, &str)], dimensions: &[(&str, usize)]) -> Request {
+    let request = properties.iter().fold(request, |r, (name, value)| r.property(name, *value));
+    dimensions.iter().fold(request, |r, (name, value)| r.dimension(name, *value as u64))
+}
+
+impl Requests<'_> {
+    /// Token ids, of the host or sampled last, to the residual stream.
+    pub(super) fn embed(&self, class: StepClass) -> Request {
+        let properties = [("table", "bf16"), ("output", "bf16"), ("feedback", "present")];
+        let dimensions = [
+            ("tokens", class.tokens()),
+            ("vocab_size", self.config.vocab_size),
+            ("hidden_size", self.config.hidden_size),
+            ("max_sequences", self.sizes.max_sequences),
+        ];
+        with(request("embedding.gather"), &properties, &dimensions)
+    }
+
+    /// An operator of a layer; `None` for one that no contract describes.
+    pub(super) fn layer(&self, operator: &CudaOperator, class: StepClass) -> Option<Request> {
+        let tokens = class.tokens();
+        Some(match operator {
+            CudaOperator::RmsNorm(norm) => norm_request(tokens, norm.weight.len),
+            CudaOperator::Dense { weights, bias, residual, .. } => {
+                let bias = bias.as_ref().map_or("absent", |_| "bf16");
+                let residual = match residual {
+                    Residual::Absent => "absent",
+                    Residual::Present => "present",
+                };
+                dense_request(tokens, weights, "bf16", &[("bias", bias), ("residual", residual)])
+            }
+            CudaOperator::DenseSwiGlu { gate, .. } => {
+                dense_request(tokens, &[*gate], "bf16", &[("activation", "swiglu")])
+            }
+            CudaOperator::RopeAppend { head_norms } => self.rope_append(class, head_norms.as_ref()),
+            CudaOperator::Attention { window } => {
+                // A window that no sequence outgrows hides nothing.
+                let window = window.filter(|window| (window.get() as usize) < self.sizes.max_model_len);
+                let window = window.map_or("none".to_owned(), |window| window.to_string());
+                self.attention(class).property("window", window.as_str())
+            }
+            CudaOperator::Other(_) => return None,
+        })
+    }
+
+    fn rope_append(&self, class: StepClass, head_norms: Option<&HeadNorms>) -> Request {
+        let properties = [
+            ("dtype", "bf16"),
+            ("pairing", "neox"),
+            ("kv_dtype", "bf16"),
+            ("page_layout", "hnd"),
+            ("qkv", "packed"),
+            ("qk_norm", head_norms.map_or("absent", |_| "present")),
+        ];
+        let dimensions = [
+            ("tokens", class.tokens()),
+            ("batch", class.table_rows()),
+            ("rotary_dim", self.config.head_dim),
+            ("max_positions", self.sizes.max_model_len),
+        ];
+        with(self.paged("kv_cache.rope_append"), &properties, &dimensions)
+    }
+
+    fn attention(&self, class: StepClass) -> Request {
+        let properties = [
+            ("dtype", "bf16"),
+            ("soft_cap", "none"),
+            ("lse", "absent"),
+            ("kv_dtype", "bf16"),
+            ("page_layout", "hnd"),
+        ];
+        let batch = ("batch", class.sequences());
+        match class {
+            StepClass::Decode { rows } => {
+                let request = with(self.paged("attention.paged_decode"), &properties, &[batch]);
+                match self.splits(rows) {
+                    1 => request,
+                    splits => request.dimension("splits", splits as u64),
+                }
+            }
+            StepClass::Mixed { tokens, .. } => {
+                let request = with(self.paged("attention.paged_prefill"), &properties, &[batch]);
+                with(request, &[("mask", "causal")], &[("tokens", tokens)])
+            }
+        }
+    }
+
+    /// Blocks that share the pages of a sequence, so that a few sequences fill the device.
+    fn splits(&self, rows: usize) -> usize {
+        const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
+        const MAX_SPLITS: usize = 256;
+        let blocks = self.sizes.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+        let most = self.sizes.max_pages().min(MAX_SPLITS);
+        (blocks / (rows * self.config.num_kv_heads).max(1)).clamp(1, most)
+    }
+
+    fn paged(&self, contract: &str) -> Request {
+        let dimensions = [
+            ("num_q_heads", self.config.num_heads),
+            ("num_kv_heads", self.config.num_kv_heads),
+            ("head_dim", self.config.head_dim),
+            ("page_size", PAGE_SIZE),
+            ("num_pages", self.sizes.pool_pages),
+            ("max_pages", self.sizes.max_pages()),
+        ];
+        with(request(contract), &[], &dimensions)
+    }
+
+    /// An operator over the rows whose logits are needed.
+    pub(super) fn head(&self, operator: HeadOperator, rows: usize) -> Request {
+        let (vocab_size, max_sequences) = (self.config.vocab_size, self.sizes.max_sequences);
+        match operator {
+            HeadOperator::Pick => {
+                let dimensions = [
+                    ("tokens", rows),
+                    ("vocab_size", self.sizes.max_tokens()),
+                    ("hidden_size", self.config.hidden_size),
+                ];
+                with(request("embedding.gather"), &[("table", "bf16"), ("output", "bf16")], &dimensions)
+            }
+            HeadOperator::Norm => norm_request(rows, self.config.hidden_size),
+            HeadOperator::Logits => {
+                let properties = [("bias", "absent"), ("residual", "absent")];
+                dense_request(rows, &[self.model.head.output], "f32", &properties)
+            }
+            HeadOperator::Greedy => with(
+                request("sampling.sample"),
+                &[("logits", "f32"), ("method", "greedy")],
+                &[("rows", rows), ("vocab_size", vocab_size), ("max_sequences", max_sequences)],
+            ),
+            HeadOperator::Sample => {
+                let dimensions = [
+                    ("rows", rows),
+                    ("vocab_size", vocab_size),
+                    ("max_sequences", max_sequences),
+                    ("mask_rows", rows),
+                    ("max_adjust", MAX_ADJUSTMENTS),
+                ];
+                let properties = [("logits", "f32"), ("method", "full")];
+                with(request("sampling.sample"), &properties, &dimensions)
+            }
+            HeadOperator::LogProbs => with(
+                request("sampling.log_probabilities"),
+                &[("logits", "f32")],
+                &[("rows", rows), ("vocab_size", vocab_size)],
+            ),
+        }
+    }
+
+    /// Notes what a sequence has used already.
+    pub(super) fn record_history(&self) -> Request {
+        let dimensions = [
+            ("entries", MAX_HISTORY_ENTRIES),
+            ("max_sequences", self.sizes.max_sequences),
+            ("vocab_size", self.config.vocab_size),
+        ];
+        with(request("sampling.record_history"), &[], &dimensions)
+    }
+
+    /// Every request of the model with the name of its operator; layers that ask for the same are asked once.
+    fn all(&self) -> Vec<(String, Result<Request, String>)> {
+        let mut all = Vec::new();
+        for class in self.sizes.classes.steps() {
+            all.push(("embedding".to_owned(), Ok(self.embed(class))));
+            let mut seen = Vec::new();
+            for operator in self.model.layers.iter().flatten() {
+                let asked = self.layer(operator, class).ok_or_else(|| match operator {
+                    CudaOperator::Other(text) => format!("no artifact computes \"{text}\""),
+                    _ => unreachable!("every other operator has a contract"),
+                });
+                if !seen.contains(&asked) {
+                    seen.push(asked.clone());
+                    all.push((operator.name().to_owned(), asked));
+                }
+            }
+        }
+        for &rows in &self.sizes.classes.head {
+            let of = |operator: HeadOperator| (operator.name().to_owned(), Ok(self.head(operator, rows)));
+            all.extend(HeadOperator::ALL.map(of));
+        }
+        all.push(("token histories".to_owned(), Ok(self.record_history())));
+        all
+    }
+
+    /// Checks that every operator has its artifact in every class, and says how many bytes of workspace the largest needs.
+    pub(super) fn cover(&self, registry: &Registry) -> Result<usize, UncoveredError> {
+        let mut missing: BTreeMap<String, Uncovered> = BTreeMap::new();
+        let mut workspace = 0;
+        for (operator, asked) in self.all() {
+            let needed = asked.and_then(|request| workspace_bytes(registry, &request));
+            match needed {
+                Ok(bytes) => workspace = workspace.max(bytes),
+                // Of the classes of one operator the first that is missing says enough.
+                Err(reason) => {
+                    missing.entry(operator.clone()).or_insert(Uncovered { operator, reason });
+                }
+            }
+        }
+        match missing.is_empty() {
+            true => Ok(workspace),
+            false => Err(UncoveredError { operators: missing.into_values().collect() }),
+        }
+    }
+}
+
+fn workspace_bytes(registry: &Registry, request: &Request) -> Result<usize, String> {
+    let artifact = registry.select(request).map_err(|error: SelectError| error.to_string())?;
+    let parts =
+        Workspace::of(artifact.manifest(), request.dimensions()).map_err(|error| error.to_string())?;
+    Ok(parts.iter().map(|part| (part.bytes as usize).next_multiple_of(WORKSPACE_ALIGNMENT)).sum())
+}
+
+/// Parts of a workspace begin at multiples of this.
+pub(super) const WORKSPACE_ALIGNMENT: usize = 256;
+
+fn norm_request(tokens: usize, hidden_size: usize) -> Request {
+    let properties = [("dtype", "bf16"), ("weight_dtype", "bf16"), ("residual", "absent")];
+    let dimensions = [("tokens", tokens), ("heads", 1), ("hidden_size", hidden_size)];
+    with(request("normalization.rms_norm"), &properties, &dimensions)
+}
+
+fn dense_request(
+    tokens: usize,
+    weights: &[Matrix],
+    output: &'static str,
+    epilogue: &[(&str, &str)],
+) -> Request {
+    let (n, k) = (weights.iter().map(|weight| weight.rows).sum(), weights[0].cols);
+    let properties = [("input", "bf16"), ("weight", "bf16"), ("output", output)];
+    let plain = with(request("gemm.dense"), &properties, &[("m", tokens), ("n", n), ("k", k)]);
+    with(plain, epilogue, &[])
+}
+
+impl CudaOperator {
+    /// What errors call it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::RmsNorm(_) => "normalization",
+            Self::Dense { output: Activation::Projected, .. } => "query, key and value projection",
+            Self::Dense { input: Activation::Attention, .. } => "attention output projection",
+            Self::Dense { .. } => "down projection",
+            Self::DenseSwiGlu { .. } => "gate and up projection",
+            Self::RopeAppend { .. } => "rotary embedding and append",
+            Self::Attention { .. } => "attention",
+            Self::Other(_) => "an operator of the decoder",
+        }
+    }
+}
+
+impl HeadOperator {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Pick => "rows of the logits",
+            Self::Norm => "final normalization",
+            Self::Logits => "output projection",
+            Self::Greedy => "greedy sampling",
+            Self::Sample => "sampling",
+            Self::LogProbs => "log-probabilities",
+        }
+    }
+}
+
+/// Plans by request, each made once.
+pub(super) struct Plans<'a> {
+    loader: &'a mut Loader,
+    made: HashMap<String, Rc<OperatorPlan>>,
+}
+
+impl<'a> Plans<'a> {
+    pub(super) fn new(loader: &'a mut Loader) -> Self {
+        Self { loader, made: HashMap::new() }
+    }
+
+    pub(super) fn plan(&mut self, request: &Request) -> Result<Rc<OperatorPlan>, PlanError> {
+        let key = request.to_string();
+        if let Some(plan) = self.made.get(&key) {
+            return Ok(plan.clone());
+        }
+        let plan = Rc::new(self.loader.plan(request)?);
+        self.made.insert(key, plan.clone());
+        Ok(plan)
+    }
+}

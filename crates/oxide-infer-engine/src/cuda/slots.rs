@@ -1,0 +1,32 @@
+use crate::batch::{SlotId, SlotStart};
+use crate::request::ChoiceIndex;
+use oxide_infer::sampling::SamplingParams;
+use std::sync::Arc;
+
+/// What the host keeps of a running sequence; its last token and its history are on the device.
+#[derive(Clone, Debug)]
+pub(super) struct Slot {
+    pub(super) choice: ChoiceIndex,
+    pub(super) sampling: Arc<SamplingParams>,
+}
+
+/// The slots of an executor.
+#[derive(Debug)]
+pub(super) struct Slots(Vec<Option<Slot>>);
+
+impl Slots {
+    pub(super) fn new(max_sequences: usize) -> Self {
+        Self(vec![None; max_sequences])
+    }
+
+    /// A slot begins anew. `None` when there is no such slot.
+    pub(super) fn start(&mut self, start: &SlotStart) -> Option<()> {
+        let slot = Slot { choice: start.choice, sampling: start.sampling.clone() };
+        *self.0.get_mut(start.slot.0 as usize)? = Some(slot);
+        Some(())
+    }
+
+    pub(super) fn get(&self, slot: SlotId) -> Option<&Slot> {
+        self.0.get(slot.0 as usize)?.as_ref()
+    }
+}
