@@ -20,6 +20,8 @@ mod options;
 mod plan;
 mod slots;
 mod staging;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 pub use executor::CudaExecutor;

@@ -17,7 +17,7 @@ pub struct SimulatedDriver {
 struct State {
     next_handle: usize,
     allocations: BTreeMap<u64, Vec<u8>>,
-    pinned: HashMap<u64, Box<[u8]>>,
+    pinned: BTreeMap<u64, Box<[u8]>>,
     streams: HashMap<usize, Work>,
     events: HashMap<usize, Mark>,
     graphs: HashMap<usize, Vec<Operation>>,
@@ -220,12 +220,17 @@ impl State {
     }
 
     fn bytes(&mut self, address: u64, bytes: usize) -> Option<&mut [u8]> {
-        if let Some(data) = self.pinned.get_mut(&address) {
-            return data.get_mut(..bytes);
+        let range = |start: u64| {
+            let offset = (address - start) as usize;
+            Some(offset..offset.checked_add(bytes)?)
+        };
+        if let Some((&start, data)) = self.pinned.range_mut(..=address).next_back()
+            && let Some(part) = data.get_mut(range(start)?)
+        {
+            return Some(part);
         }
-        let (start, data) = self.allocations.range_mut(..=address).next_back()?;
-        let offset = (address - start) as usize;
-        data.get_mut(offset..offset.checked_add(bytes)?)
+        let (&start, data) = self.allocations.range_mut(..=address).next_back()?;
+        data.get_mut(range(start)?)
     }
 }
 

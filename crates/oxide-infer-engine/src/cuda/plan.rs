@@ -2,6 +2,7 @@
 
 use super::classes::{Classes, StepClass};
 use super::head::{MAX_ADJUSTMENTS, MAX_HISTORY_ENTRIES};
+use super::inputs::TOP_TOKENS;
 use super::lower::{Activation, CudaModel, CudaOperator, HeadNorms, Residual};
 use super::memory::PAGE_SIZE;
 use super::options::CudaOptions;
@@ -255,11 +256,10 @@ impl Requests<'_> {
                 let properties = [("logits", "f32"), ("method", "full")];
                 with(request("sampling.sample"), &properties, &dimensions)
             }
-            HeadOperator::LogProbs => with(
-                request("sampling.log_probabilities"),
-                &[("logits", "f32")],
-                &[("rows", rows), ("vocab_size", vocab_size)],
-            ),
+            HeadOperator::LogProbs => {
+                let request = request("sampling.log_probabilities").property("top", TOP_TOKENS as u64);
+                with(request, &[("logits", "f32")], &[("rows", rows), ("vocab_size", vocab_size)])
+            }
         }
     }
 

@@ -1,0 +1,236 @@
+//! The executor over a simulated device, which copies and fills memory and computes nothing: what is proven here is which
+//! work is enqueued, over which memory, and that nothing of it is lost or freed early.
+
+use super::{CudaExecutor, CudaLoadError, CudaOptions, check_coverage, load_cuda_on};
+use crate::batch::Executor;
+use crate::model::Architecture;
+use crate::request::{Masking, RequestError, StopConditions};
+use crate::testing::TinyModel;
+use crate::{Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, Health, ModelSource};
+use oxide_infer::sampling::SamplingParams;
+use oxide_infer::{DType, TokenId};
+use oxide_infer_cuda::artifact::{Registry, Target};
+use oxide_infer_cuda::driver::simulated::SimulatedDriver;
+use oxide_infer_cuda::runtime::Context;
+use serde_json::{Value, json};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+
+const OPTIONS: CudaOptions = CudaOptions {
+    max_model_len: Some(256),
+    max_batch_tokens: 48,
+    max_sequences: 6,
+    kv_memory: Some(1 << 20),
+};
+
+fn fields() -> Value {
+    json!({
+        "hidden_size": 128, "intermediate_size": 192, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "vocab_size": 256, "max_position_embeddings": 512, "tie_word_embeddings": true
+    })
+}
+
+/// A model in the artifacts' domains, with fields replaced.
+fn source(architecture: Architecture, changes: Value) -> (tempfile::TempDir, ModelSource) {
+    let dir = tempfile::tempdir().unwrap();
+    let mut fields = fields();
+    for (name, value) in changes.as_object().into_iter().flatten() {
+        fields[name] = value.clone();
+    }
+    TinyModel::new(architecture, fields).write_safetensors(dir.path(), DType::BF16).unwrap();
+    let source = ModelSource::open(dir.path()).unwrap();
+    (dir, source)
+}
+
+struct Device {
+    driver: Arc<SimulatedDriver>,
+    context: Context,
+}
+
+fn device() -> Device {
+    let driver = SimulatedDriver::new();
+    let context = Context::primary_on(driver.clone(), 0).unwrap();
+    Device { driver, context }
+}
+
+fn load(device: &Device, options: &CudaOptions) -> Result<CudaExecutor, CudaLoadError> {
+    let (_dir, source) = source(Architecture::Llama, json!({}));
+    load_cuda_on(&device.context, &source, options, &mut |_| ())
+}
+
+fn engine(device: &Device) -> EngineHandle {
+    let executor = load(device, &OPTIONS).unwrap();
+    Engine::start(Box::new(executor), EngineConfig::default()).unwrap()
+}
+
+fn request(prompt_len: usize, max_tokens: u32, sampling: SamplingParams) -> EngineRequest {
+    EngineRequest {
+        prompt: (0..prompt_len as u32).map(|token| TokenId(token % 200 + 3)).collect(),
+        choices: NonZeroU32::MIN,
+        sampling: Arc::new(sampling),
+        stop: StopConditions { max_tokens, ..Default::default() },
+        logprobs: None,
+        prompt_logprobs: None,
+        masking: Masking::None,
+    }
+}
+
+fn greedy() -> SamplingParams {
+    SamplingParams { temperature: 0.0, ..Default::default() }
+}
+
+/// Tokens of a request, and how it ended.
+fn answer(engine: &EngineHandle, request: EngineRequest) -> (usize, Option<RequestError>) {
+    let mut stream = engine.submit(request).unwrap();
+    let (mut tokens, mut failed) = (0, None);
+    while let Some(event) = stream.blocking_next() {
+        match event {
+            EngineEvent::Token { .. } => tokens += 1,
+            EngineEvent::Failed(error) => failed = Some(error),
+            _ => {}
+        }
+    }
+    (tokens, failed)
+}
+
+#[test]
+fn a_model_is_loaded_and_answers_with_every_way_to_sample() {
+    let device = device();
+    let engine = engine(&device);
+    assert_eq!(answer(&engine, request(100, 5, greedy())), (5, None));
+    let penalties = SamplingParams { repetition_penalty: 1.1, seed: 3, ..Default::default() };
+    assert_eq!(answer(&engine, request(70, 4, penalties)), (4, None));
+    let biased =
+        SamplingParams { logit_bias: Arc::from([(TokenId(4), 1.0), (TokenId(2), -1.0)]), ..greedy() };
+    assert_eq!(answer(&engine, request(1, 3, biased)), (3, None));
+    let logprobs = EngineRequest { logprobs: Some(3), prompt_logprobs: Some(2), ..request(60, 3, greedy()) };
+    assert_eq!(answer(&engine, logprobs), (3, None));
+    let choices = EngineRequest { choices: NonZeroU32::new(3).unwrap(), ..request(65, 3, greedy()) };
+    assert_eq!(answer(&engine, choices), (9, None));
+    assert_eq!(device.driver.violations(), Vec::<String>::new());
+    let counted: u64 = engine.operators().snapshot().map(|(_, count)| count).sum();
+    assert!(counted > 0 && device.driver.launches() as u64 >= counted);
+}
+
+#[test]
+fn everything_is_freed_when_the_engine_ends() {
+    let device = device();
+    let engine = engine(&device);
+    assert_eq!(answer(&engine, request(10, 2, greedy())).0, 2);
+    let during = device.driver.live_allocations();
+    for _ in 0..20 {
+        assert_eq!(answer(&engine, request(30, 2, greedy())).0, 2);
+    }
+    assert_eq!(device.driver.live_allocations(), during);
+    drop(engine);
+    let Device { driver, context } = device;
+    drop(context);
+    let ended = || driver.live_allocations() == 0 && driver.live_handles() == 0;
+    for _ in 0..500 {
+        if ended() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert!(ended(), "{} allocations, {} handles", driver.live_allocations(), driver.live_handles());
+    assert_eq!(driver.violations(), Vec::<String>::new());
+}
+
+#[test]
+fn a_lost_device_fails_every_request_and_turns_the_health_red() {
+    let device = device();
+    let engine = engine(&device);
+    device.driver.hold();
+    let streams: Vec<_> = (0..4).map(|_| engine.submit(request(20, 50, greedy())).unwrap()).collect();
+    // An illegal address, which ends the context.
+    device.driver.break_device(700);
+    for mut stream in streams {
+        let mut failed = false;
+        while let Some(event) = stream.blocking_next() {
+            failed |= matches!(event, EngineEvent::Failed(_));
+        }
+        assert!(failed);
+    }
+    assert!(matches!(engine.health(), Health::Failed(message) if message.contains("700")));
+}
+
+#[test]
+fn a_model_with_operators_that_no_artifact_has_names_them_all() {
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let (_dir, source) = source(
+        Architecture::Llama,
+        json!({"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "mlp_bias": true}),
+    );
+    let error = check_coverage(source.config(), &registry, &OPTIONS).unwrap_err();
+    let names: Vec<_> = error.operators.iter().map(|operator| operator.operator.as_str()).collect();
+    assert_eq!(
+        names,
+        ["an operator of the decoder", "attention", "down projection", "rotary embedding and append"]
+    );
+    let text = error.to_string();
+    for wanted in ["attention.paged_decode", "head_dim=32", "residual=present", "Gate"] {
+        assert!(text.contains(wanted), "{wanted}: {text}");
+    }
+    let device = device();
+    let loaded = load_cuda_on(&device.context, &source, &OPTIONS, &mut |_| ());
+    assert!(matches!(loaded, Err(CudaLoadError::Uncovered(_))));
+    assert_eq!(device.driver.live_allocations(), 0);
+}
+
+#[test]
+fn options_that_do_not_fit_say_what_would() {
+    let device = device();
+    let refused = |options: CudaOptions| load(&device, &options).unwrap_err().to_string();
+    let small = refused(CudaOptions { kv_memory: Some(1 << 17), ..OPTIONS });
+    assert!(small.contains("one sequence of 256 tokens needs"), "{small}");
+    let long = refused(CudaOptions { max_model_len: Some(1000), ..OPTIONS });
+    assert_eq!(long, "max_model_len is 1000; the model was made for 512 positions");
+    let few = refused(CudaOptions { max_batch_tokens: 2, ..OPTIONS });
+    assert_eq!(few, "max_batch_tokens is 2; it must be from 6 to 65536");
+    let huge = refused(CudaOptions { kv_memory: Some(1 << 40), ..OPTIONS });
+    assert!(huge.contains("it would fit with") && huge.contains("KV pages"), "{huge}");
+    assert_eq!(device.driver.live_allocations(), 0);
+}
+
+#[test]
+fn every_dense_decoder_family_is_covered_at_its_published_shapes() {
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    // Hidden size, feed-forward, query heads, KV heads, head_dim, vocabulary.
+    let shapes = [
+        ("Qwen2.5-0.5B", Architecture::Qwen2, [896, 4864, 14, 2, 64, 151_936]),
+        ("Qwen2.5-1.5B", Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]),
+        ("Qwen2.5-7B", Architecture::Qwen2, [3584, 18_944, 28, 4, 128, 152_064]),
+        ("Qwen3-0.6B", Architecture::Qwen3, [1024, 3072, 16, 8, 128, 151_936]),
+        ("Qwen3-4B", Architecture::Qwen3, [2560, 9728, 32, 8, 128, 151_936]),
+        ("Llama-3.2-1B", Architecture::Llama, [2048, 8192, 32, 8, 64, 128_256]),
+        ("Llama-3.1-8B", Architecture::Llama, [4096, 14_336, 32, 8, 128, 128_256]),
+        ("Mistral-7B", Architecture::Mistral, [4096, 14_336, 32, 8, 128, 32_768]),
+        ("SmolLM2-135M", Architecture::Llama, [576, 1536, 9, 3, 64, 49_152]),
+    ];
+    for (name, architecture, [hidden, inner, heads, kv_heads, head_dim, vocab]) in shapes {
+        let config = json!({
+            "architectures": [architecture.json_name()], "hidden_size": hidden, "intermediate_size": inner,
+            "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+            "head_dim": head_dim, "vocab_size": vocab, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
+            "hidden_act": "silu", "rope_theta": 1e6, "tie_word_embeddings": true, "sliding_window": null
+        });
+        let config = crate::model::ModelConfig::from_json(&config.to_string(), None).unwrap();
+        let covered = check_coverage(&config, &registry, &CudaOptions::default());
+        assert!(covered.is_ok(), "{name}: {}", covered.unwrap_err());
+    }
+}
+
+#[test]
+fn two_steps_are_in_flight_and_a_third_is_refused() {
+    let device = device();
+    let mut executor = load(&device, &OPTIONS).unwrap();
+    let batch = crate::EngineBatch::default();
+    assert_eq!(executor.limits().steps_in_flight, 2);
+    executor.submit(&batch).unwrap();
+    executor.submit(&batch).unwrap();
+    assert!(executor.submit(&batch).unwrap_err().message.contains("2 steps are in flight"));
+    let mut output = Default::default();
+    executor.collect(&mut output).unwrap();
+    executor.collect(&mut output).unwrap();
+    assert!(executor.collect(&mut output).is_err());
+}
