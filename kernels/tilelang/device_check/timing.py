@@ -1,5 +1,6 @@
 """Times of artifacts and of PyTorch on the same work: graph replays, with operands rotated past the L2 cache."""
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from device_check import inputs, sampling
+from device_check import inputs
 from device_check.driver import Module
 from device_check.memory import DTYPES, addresses_of, record
 from device_check.shapes import LLAMA_1B, LLAMA_8B, PAGE_SIZE, QWEN_1_5B, QWEN_7B, Model, Shape, attention
@@ -74,11 +75,10 @@ def all_times(
     """Every timing, the most telling first."""
     for model in (QWEN_1_5B, QWEN_7B):
         yield from products(modules, model, deadline, beat)
-    for model in (QWEN_1_5B, QWEN_7B, LLAMA_1B, LLAMA_8B):
-        yield from decodes(modules, model, deadline, beat)
+    for model in (LLAMA_8B, QWEN_1_5B, QWEN_7B, LLAMA_1B):
         yield from prefills(modules, model, deadline, beat)
+        yield from decodes(modules, model, deadline, beat)
     yield from small_kernels(modules, deadline, beat)
-    yield from samples(modules, deadline, beat)
 
 
 def by_kernel(modules: Mapping[str, Module], *kernels: str, **variant: object) -> list[Module]:
@@ -114,6 +114,8 @@ def products(
             output_dtype="f32" if head else "bf16",
         )
         weight_rows = 2 * n if epilogue == "swiglu" else n
+        if not candidates:
+            continue
         sets = max(1, min(32, math.ceil(ROTATION_BYTES / (weight_rows * k * 2))))
         weights = [inputs.randn(weight_rows, k, scale=0.02) for _ in range(sets)]
         for m in PRODUCT_ROWS:
@@ -137,17 +139,18 @@ def decodes(
     modules: Mapping[str, Module], model: Model, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Paged decode with several numbers of splits."""
-    for batch, length in ((1, 512), (1, 4096), (8, 1024), (32, 512), (64, 2048), (128, 1024), (256, 1024)):
-        if deadline.passed():
+    candidates = by_kernel(modules, "paged_decode.paged_decode", head_dim=model.head_dim)
+    for batch, length in itertools.product((1, 8, 64, 256), (1024, 4096)):
+        if deadline.passed() or not candidates:
             return
-        shape, rotation, dense = decode_operands(model, batch, length)
+        shape, rotation, dense = attention_operands(model, (length,) * batch)
         row = {"what": "decode", "model": model.name, "batch": batch, "kv_len": length, "ours": {}}
         attributes = {"scale": model.head_dim**-0.5}
         q, k, v = dense
         row["torch"] = record(
             microseconds([lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)])
         )
-        for module in by_kernel(modules, "paged_decode.paged_decode", head_dim=model.head_dim):
+        for module in candidates:
             beat(module.artifact.name)
             choices = (2, 4, 8, 16, 32, 64) if module.artifact.variant["split"] == "split" else (1,)
             blocks = batch * model.num_kv_heads
@@ -161,11 +164,12 @@ def decodes(
         torch.cuda.empty_cache()
 
 
-def decode_operands(
-    model: Model, batch: int, length: int
+def attention_operands(
+    model: Model, lengths: Sequence[int]
 ) -> tuple[Shape, list[dict[str, torch.Tensor]], tuple[torch.Tensor, ...]]:
-    """Operands whose tables take turns through enough pages, and the same work for PyTorch, contiguous."""
-    pages = -(-length // PAGE_SIZE)
+    """Operands whose tables take turns through enough pages, and as many keys for PyTorch, contiguous."""
+    batch, longest = len(lengths), max(lengths)
+    pages = -(-longest // PAGE_SIZE)
     page_bytes = 2 * PAGE_SIZE * model.num_kv_heads * model.head_dim * 2
     sets = max(1, min(16, math.ceil(ROTATION_BYTES / (batch * pages * page_bytes))))
     shape = attention(model.head_dim, batch, pages, model.num_q_heads, model.num_kv_heads)
@@ -173,36 +177,49 @@ def decode_operands(
     pool = (shape["num_pages"], model.num_kv_heads, PAGE_SIZE, model.head_dim)
     k_pages, v_pages = inputs.randn(*pool), inputs.randn(*pool)
     tables = torch.randperm(shape["num_pages"]).int().view(sets, batch, pages).cuda()
-    kv_len = torch.full((batch,), length, dtype=torch.int32, device="cuda")
+    kv_len = torch.tensor(lengths, dtype=torch.int32, device="cuda")
     q = inputs.randn(batch, model.num_q_heads, model.head_dim)
     rotation = [
         {"q": q, "k_pages": k_pages, "v_pages": v_pages, "block_table": table, "kv_len": kv_len} for table in tables
     ]
-    kv = (inputs.randn(batch, model.num_kv_heads, length, model.head_dim) for _ in range(2))
+    kv = (inputs.randn(batch, model.num_kv_heads, longest, model.head_dim) for _ in range(2))
     return shape, rotation, (q[:, :, None], *kv)
+
+
+# Queries and keys of each sequence: whole prompts, chunks after earlier keys, decode rows beside a chunk.
+PREFILLS: Mapping[str, Sequence[tuple[int, int]]] = {
+    "2048": [(2048, 2048)],
+    "8192": [(8192, 8192)],
+    "512": [(512, 512)],
+    "8 of 1024": [(1024, 1024)] * 8,
+    "512 after 3584": [(512, 4096)],
+    "32 after 224, 64 after 960": [(32, 256), (64, 1024)],
+    "64 rows of decode at 1024, 448 after 1600": [(1, 1024)] * 64 + [(448, 2048)],
+}
 
 
 def prefills(
     modules: Mapping[str, Module], model: Model, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Whole prompts, and one chunk after earlier keys."""
-    for batch, query_len, length in ((1, 512, 512), (1, 2048, 2048), (1, 4096, 4096), (8, 1024, 1024), (1, 512, 4096)):
-        if deadline.passed():
+    """The batches of `PREFILLS`."""
+    candidates = by_kernel(modules, "paged_prefill.paged_prefill", head_dim=model.head_dim)
+    for name, sequences in PREFILLS.items():
+        if deadline.passed() or not candidates:
             return
-        shape, rotation, (_, k, v) = decode_operands(model, batch, length)
-        tokens = batch * query_len
-        shape["tokens"] = tokens
-        query_start = torch.arange(0, tokens + 1, query_len, dtype=torch.int32, device="cuda")
-        q = inputs.randn(tokens, model.num_q_heads, model.head_dim)
-        rotation = [{**tensors, "q": q, "query_start": query_start} for tensors in rotation]
-        operations = 4 * model.num_q_heads * model.head_dim * batch * query_len * (length - query_len / 2)
-        row = {"what": "prefill", "model": model.name, "batch": batch, "query_len": query_len, "kv_len": length}
-        row.update(ours={}, operations=operations)
-        if query_len == length:
-            dense = q.view(batch, query_len, model.num_q_heads, model.head_dim).transpose(1, 2).contiguous()
+        queries, lengths = ([s[0] for s in sequences], [s[1] for s in sequences])
+        shape, rotation, (_, k, v) = attention_operands(model, lengths)
+        shape["tokens"] = sum(queries)
+        starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device="cuda")
+        q = inputs.randn(shape["tokens"], model.num_q_heads, model.head_dim)
+        rotation = [{**tensors, "q": q, "query_start": starts} for tensors in rotation]
+        pairs = sum(rows * (keys - rows / 2) for rows, keys in sequences)
+        row = {"what": "prefill", "model": model.name, "batch": name, "ours": {}}
+        row["operations"] = 4 * model.num_q_heads * model.head_dim * pairs
+        if queries == lengths:
+            dense = q.view(len(queries), -1, model.num_q_heads, model.head_dim).transpose(1, 2).contiguous()
             sdpa = torch.nn.functional.scaled_dot_product_attention
             row["torch"] = record(microseconds([lambda: sdpa(dense, k, v, is_causal=True, enable_gqa=True)]))
-        for module in by_kernel(modules, "paged_prefill.paged_prefill", head_dim=model.head_dim):
+        for module in candidates:
             beat(module.artifact.name)
             attributes = {"scale": model.head_dim**-0.5}
             row["ours"][module.artifact.name] = time_artifact(module, shape, rotation, attributes)
@@ -248,25 +265,3 @@ def small_kernels(
                 case = inputs.make(module.artifact, shape)
                 times = time_artifact(module, shape, [case.inputs], case.attributes)
                 yield {"what": kernel, "m": m, "ours": {module.artifact.name: times}}
-
-
-def samples(modules: Mapping[str, Module], deadline: Deadline, beat: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Sampling with and without parameters, and log-probabilities; the logits lie in the L2 cache."""
-    for rows in (1, 8, 16, 32, 64, 128, 256):
-        shape = {"rows": rows, "vocab_size": QWEN_1_5B.vocab_size, "max_sequences": rows, "mask_rows": 1}
-        shape["max_adjust"] = 30 * rows
-        for parameters in ("none", "top", "all"):
-            if deadline.passed():
-                return
-            row = {"what": "sample", "rows": rows, "parameters": parameters, "ours": {}}
-            operands = sampling.timed(shape, parameters)
-            for module in by_kernel(modules, "sample.sample"):
-                beat(module.artifact.name)
-                row["ours"][module.artifact.name] = time_artifact(module, shape, [operands], {})
-            yield row
-        logits = {"logits": operands["logits"]}
-        row = {"what": "log_probabilities", "rows": rows, "ours": {}}
-        for module in by_kernel(modules, "log_probabilities.log_probabilities"):
-            beat(module.artifact.name)
-            row["ours"][module.artifact.name] = time_artifact(module, shape, [logits], {})
-        yield row
