@@ -54,8 +54,8 @@ fn the_binary_embeds_what_the_folder_holds_within_the_budget() {
     assert!(total <= BUDGET, "the artifacts have {total} bytes, the budget is {BUDGET}");
 }
 
-/// Two registers' worth: what a bound on registers costs where two blocks must fit a multiprocessor.
-const MAX_STACK_BYTES: u32 = 8;
+/// Six registers' worth: what prefill attention puts aside before its loops, where all warps share the registers alike.
+const MAX_STACK_BYTES: u32 = 24;
 
 #[test]
 fn kernels_keep_their_values_in_registers() {

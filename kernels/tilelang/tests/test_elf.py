@@ -7,16 +7,16 @@ ARTIFACTS = sources.ROOT.parent.parent / "crates/oxide-infer-cuda/artifacts/sm_9
 
 
 def test_a_cubin_tells_its_kernels_and_their_parameters():
-    name = "paged_decode.bf16.128.split.rows64"
+    name = "paged_decode.bf16.128.split.rows16"
     cubin = zstandard.ZstdDecompressor().decompress((ARTIFACTS / f"{name}.cubin.zst").read_bytes())
     entries = elf.entries(cubin)
     symbol = name.replace(".", "_")
     assert set(entries) == {f"{symbol}_kernel", f"{symbol}_kernel_1"}
     attend = entries[f"{symbol}_kernel"]
     assert attend.parameter_sizes.count(128) == 2
-    assert attend.registers == 128
-    # The bound of two blocks a multiprocessor leaves 128 registers, and two values too many.
-    assert attend.stack_bytes == 8
+    # As the assembler's own report says (`--ptxas-options=-v`).
+    assert (attend.registers, attend.stack_bytes) == (100, 0)
+    assert entries[f"{symbol}_kernel_1"].registers == 32
 
 
 def test_other_files_are_refused():

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// The artifact that tests spoil; it has tensor maps, scalars, pointers and two launches.
-pub(crate) const SPOILT: &str = "paged_decode.bf16.64.split.rows64";
+pub(crate) const SPOILT: &str = "paged_decode.bf16.64.split.rows16";
 /// Another one, to stay as it is.
 pub(crate) const WHOLE: &str = "rms_norm.bf16.up_to_256";
 

@@ -202,13 +202,12 @@ impl Requests<'_> {
         }
     }
 
-    /// Blocks that share the pages of a sequence, so that a few sequences fill the device.
+    /// Blocks that share the pages of a sequence: one block a multiprocessor, and no more than merging is worth
+    /// (measured, see `docs/artifacts.md`).
     fn splits(&self, rows: usize) -> usize {
-        const BLOCKS_PER_MULTIPROCESSOR: usize = 2;
-        const MAX_SPLITS: usize = 256;
-        let blocks = self.sizes.multiprocessors * BLOCKS_PER_MULTIPROCESSOR;
+        const MAX_SPLITS: usize = 32;
         let most = self.sizes.max_pages().min(MAX_SPLITS);
-        (blocks / (rows * self.config.num_kv_heads).max(1)).clamp(1, most)
+        (self.sizes.multiprocessors / (rows * self.config.num_kv_heads).max(1)).clamp(1, most)
     }
 
     fn paged(&self, contract: &str) -> Request {

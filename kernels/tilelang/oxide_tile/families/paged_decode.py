@@ -12,6 +12,9 @@ from oxide_tile.families.attention import LOG2_E, LOWEST, check_tables, clear_un
 from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES
 
 SPLITS = ("split", "whole")
+WARP = 32
+# Threads that merge the shares of one row, and the elements that each loads at once.
+MERGE_THREADS, MERGE_LANES = 256, 4
 
 
 def paged_decode(
@@ -63,6 +66,9 @@ def paged_decode(
             T.no_set_max_nreg()
             T.annotate_min_blocks_per_sm(blocks)
 
+            if splits_pages:
+                # The merging blocks may take their places now; they wait for the end of this kernel.
+                T.pdl_trigger()
             length = kv_len[sequence]
             pages = T.max(T.min(T.ceildiv(length, PAGE_SIZE), max_pages), 0)
             pages_of_share = T.ceildiv(pages, splits)
@@ -105,8 +111,8 @@ def paged_decode(
                             T.if_then_else(count > 0, sum_[i, j] / total[i], 0.0), tile
                         )
         if splits_pages:
-            with T.Kernel(num_q_heads, batch, threads=head_dim) as (head, sequence):
-                merge(partial_output, partial_lse, output, kv_len, head, sequence, splits, max_pages, tile)
+            with T.Kernel(num_q_heads, batch, threads=MERGE_THREADS) as (head, sequence):
+                merge(partial_output, partial_lse, output, kv_len, head, sequence, splits, max_pages, head_dim)
 
     return Definition(
         contract="attention.paged_decode",
@@ -129,18 +135,48 @@ def paged_decode(
 
 
 @T.macro
-def merge(partial_output, partial_lse, output, kv_len, head, sequence, splits, max_pages, tile):
-    """Weigh the shares of one row by their sums of exponentials, one thread an element; no key gives zeros."""
-    element = T.get_thread_binding()
+def merge(partial_output, partial_lse, output, kv_len, head, sequence, splits, max_pages, head_dim):
+    """Weigh the shares of one row by their sums of exponentials; no key gives zeros.
+
+    Teams of threads take every so many shares, a thread four elements of each, and add up what they have at the end.
+    """
+    team_size = head_dim // MERGE_LANES
+    teams = MERGE_THREADS // team_size
+    team_values = T.alloc_shared((teams, head_dim), F32)
+    team_totals = T.alloc_shared((teams,), F32)
+    value = T.alloc_local((MERGE_LANES,), F32)
     highest = T.alloc_var(F32, init=LOWEST)
     total = T.alloc_var(F32, init=0.0)
-    value = T.alloc_var(F32, init=0.0)
-    pages = T.max(T.min(T.ceildiv(kv_len[sequence], PAGE_SIZE), max_pages), 0)
-    shares = T.ceildiv(pages, T.max(T.ceildiv(pages, splits), 1))
-    for share in T.serial(shares):
-        highest = T.max(highest, partial_lse[sequence, head, share])
-    for share in T.serial(shares):
-        weight = T.exp2(partial_lse[sequence, head, share] - highest)
-        total += weight
-        value += weight * partial_output[sequence, head, share, element]
-    output[sequence, head, element] = T.cast(T.if_then_else(shares > 0, value / total, 0.0), tile)
+    thread = T.get_thread_binding()
+    team, first = thread // team_size, thread % team_size * MERGE_LANES
+    # The first kernel's results are there after this.
+    T.pdl_sync()
+    pages = T.alloc_var(I32, init=T.max(T.min(T.ceildiv(kv_len[sequence], PAGE_SIZE), max_pages), 0))
+    shares = T.alloc_var(I32, init=T.ceildiv(pages, T.max(T.ceildiv(pages, splits), 1)))
+    for step in T.serial(T.ceildiv(shares, WARP)):
+        share = step * WARP + thread % WARP
+        if share < shares:
+            highest = T.max(highest, partial_lse[sequence, head, share])
+    for distance in T.unroll(WARP.bit_length() - 1):
+        highest = T.max(highest, T.shfl_xor(highest, 1 << distance))
+    for j in T.serial(MERGE_LANES):
+        value[j] = 0.0
+    for step in T.serial(T.ceildiv(shares, teams)):
+        share = step * teams + team
+        if share < shares:
+            weight = T.alloc_var(F32, init=T.exp2(partial_lse[sequence, head, share] - highest))
+            total += weight
+            for j in T.vectorized(MERGE_LANES):
+                value[j] += weight * partial_output[sequence, head, share, first + j]
+    for j in T.vectorized(MERGE_LANES):
+        team_values[team, first + j] = value[j]
+    if first == 0:
+        team_totals[team] = total
+    T.sync_threads()
+    if thread < head_dim:
+        sum_ = T.alloc_var(F32, init=0.0)
+        total = 0.0
+        for other in T.serial(teams):
+            sum_ += team_values[other, thread]
+            total += team_totals[other]
+        output[sequence, head, thread] = T.cast(T.if_then_else(shares > 0, sum_ / total, 0.0), output.dtype)
