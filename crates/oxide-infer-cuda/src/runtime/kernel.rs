@@ -13,9 +13,6 @@ pub const MAX_PARAMETERS: usize = 48;
 /// Most bytes of a number that a kernel takes by value.
 const NUMBER_BYTES: usize = 8;
 
-/// Dynamic shared memory that a kernel may use without being allowed more.
-const DEFAULT_SHARED_BYTES: u32 = 48 * 1024;
-
 /// Code on a device. Unloaded with the last kernel, bound launch and lease on it.
 #[derive(Clone)]
 pub struct Module {
@@ -167,7 +164,8 @@ impl Module {
         let context = &self.inner.context;
         // SAFETY: the module is loaded, and stays so with the kernel.
         let function = context.call(|driver| unsafe { driver.module_function(self.inner.raw, &name) })?;
-        if shared_bytes > DEFAULT_SHARED_BYTES {
+        // Without it static and dynamic memory together may have 48 KiB.
+        if shared_bytes > 0 {
             // SAFETY: the function was just looked up.
             context.call(|driver| unsafe { driver.function_allow_shared(function, shared_bytes) })?;
         }

@@ -302,7 +302,12 @@ impl BoundOperator {
     ///
     /// As [`CommandScope::launch`].
     pub fn enqueue(&self, scope: &mut CommandScope) -> Result<(), EnqueueError> {
-        self.launches.iter().try_for_each(|launch| scope.launch(launch))
+        self.launches.iter().try_for_each(|launch| scope.launch(launch)).map_err(|error| match error {
+            EnqueueError::Cuda(source) => {
+                EnqueueError::Operator { artifact: self.artifact.manifest().name.clone(), source }
+            }
+            other => other,
+        })
     }
 }
 

@@ -35,6 +35,14 @@ pub enum EnqueueError {
         /// What.
         what: &'static str,
     },
+    /// The launch of an operator is refused.
+    #[error("{artifact}: {source}")]
+    Operator {
+        /// The artifact.
+        artifact: String,
+        /// The driver's answer.
+        source: CudaError,
+    },
     /// The driver call fails, or the context is poisoned.
     #[error(transparent)]
     Cuda(#[from] CudaError),
