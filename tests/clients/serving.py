@@ -15,6 +15,7 @@ from openai import OpenAI
 ROOT = Path(__file__).parents[2]
 BINARY = Path(os.environ.get("OXIDE_INFER_BINARY", ROOT / "target/debug/oxide-infer"))
 MODEL = Path(os.environ.get("OXIDE_INFER_TEST_MODEL", ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+DEVICE = os.environ.get("OXIDE_INFER_TEST_DEVICE", "cpu")
 NAME = "smollm2"
 # Loading takes seconds, on a busy machine many.
 START_TIMEOUT = 120.0
@@ -41,7 +42,7 @@ class Server:
         self.transport = CheckingTransport()
         self.http = httpx2.Client(base_url=self.url, transport=self.transport, timeout=120)
         command = [needed(BINARY, "cargo build"), "serve", "--model", needed(MODEL, "make model")]
-        command += ["--device", "cpu", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--device", DEVICE, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--served-model-name", NAME, *options]
         with log.open("w") as output:
             self.process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
