@@ -28,6 +28,21 @@ impl ModelSource {
         }
     }
 
+    /// Opens the `config.json` of a directory, and makes the weights from a seed: see [`Checkpoint::random`].
+    ///
+    /// # Errors
+    /// [`SourceError`]; weights that the directory has are not looked at.
+    pub fn open_random(dir: &Path, seed: u64) -> Result<Self, SourceError> {
+        let metadata =
+            std::fs::metadata(dir).map_err(|source| SourceError::Io { path: dir.to_owned(), source })?;
+        if !metadata.is_dir() {
+            return Err(SourceError::NoDirectory { path: dir.to_owned() });
+        }
+        let config = read_config(dir)?;
+        let checkpoint = Checkpoint::random(&config, seed);
+        Ok(Self { path: dir.to_owned(), config, checkpoint })
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
@@ -57,13 +72,7 @@ impl ModelSource {
     }
 
     fn open_dir(dir: &Path) -> Result<Self, SourceError> {
-        let config_path = dir.join("config.json");
-        let Some(config) = read_optional(&config_path)? else {
-            return Err(SourceError::NotAModel { path: dir.to_owned(), hint: gguf_hint(dir) });
-        };
-        let generation = read_optional(&dir.join("generation_config.json"))?;
-        let config = ModelConfig::from_json(&config, generation.as_deref())
-            .map_err(|source| SourceError::Config { path: config_path, source })?;
+        let config = read_config(dir)?;
         let checkpoint = Checkpoint::from_safetensors(dir)?;
         Ok(Self { path: dir.to_owned(), config, checkpoint })
     }
@@ -102,6 +111,12 @@ pub enum SourceError {
         /// What it has instead.
         hint: String,
     },
+    /// A file where random weights need a directory.
+    #[error("{path} is a file; random weights are made for a directory with config.json")]
+    NoDirectory {
+        /// The file.
+        path: PathBuf,
+    },
     /// One part of a model in several GGUF files.
     #[error("{path} is one of {parts} parts; join them with llama.cpp's `llama-gguf-split --merge`")]
     SplitGguf {
@@ -129,6 +144,16 @@ pub enum SourceError {
     /// Damaged safetensors files, or none.
     #[error(transparent)]
     Safetensors(#[from] SafetensorsError),
+}
+
+fn read_config(dir: &Path) -> Result<ModelConfig, SourceError> {
+    let path = dir.join("config.json");
+    let Some(config) = read_optional(&path)? else {
+        return Err(SourceError::NotAModel { path: dir.to_owned(), hint: gguf_hint(dir) });
+    };
+    let generation = read_optional(&dir.join("generation_config.json"))?;
+    ModelConfig::from_json(&config, generation.as_deref())
+        .map_err(|source| SourceError::Config { path, source })
 }
 
 fn read_optional(path: &Path) -> Result<Option<String>, SourceError> {

@@ -1,6 +1,7 @@
 use super::{GgufWriter, safetensors_file};
 use crate::gguf::TensorType;
 use crate::model::{Architecture, DenseDecoder, ModelConfig, Naming, RotaryRows, WeightRef, WeightRole};
+use crate::weights::random::{fnv1a64, splitmix64};
 use half::{bf16, f16};
 use oxide_infer::DType;
 use oxide_infer::position::rope::{self, Scaling};
@@ -292,16 +293,4 @@ fn values(weight: &WeightRef) -> Vec<f32> {
             false => uniform.map(|u| 1.0 + u * 0.25).collect(),
         },
     }
-}
-
-fn fnv1a64(text: &str) -> u64 {
-    text.bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
-}
-
-fn splitmix64(state: u64) -> u64 {
-    let mut z = state.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }

@@ -1,9 +1,11 @@
+use super::random::RandomTensors;
 use super::safetensors::{SafetensorsError, SafetensorsFiles};
 use crate::gguf::{Gguf, TensorType};
-use crate::model::Naming;
+use crate::model::{ModelConfig, Naming};
 use ::safetensors::Dtype;
 use oxide_infer::quantization::BlockFormat;
 use oxide_infer::{DType, WeightFormat};
+use std::borrow::Cow;
 use std::fmt;
 use std::path::Path;
 
@@ -15,6 +17,7 @@ pub struct Checkpoint(Files);
 enum Files {
     Gguf(Gguf),
     Safetensors(SafetensorsFiles),
+    Random(RandomTensors),
 }
 
 /// How a tensor's numbers are stored.
@@ -61,11 +64,27 @@ impl Checkpoint {
         SafetensorsFiles::open(dir).map(|files| Self(Files::Safetensors(files)))
     }
 
+    /// Every weight of a model in BF16, made from a seed, for benchmarks and parity runs: nothing that it answers means
+    /// anything.
+    ///
+    /// Element `i` of the tensor `name` is `std · z(splitmix64(splitmix64(seed XOR fnv1a64(name)) + i))`, rounded to BF16,
+    /// where `z` is the sum of the hash's four 16-bit parts brought to mean 0 and standard deviation 1 (nearly normal, at
+    /// most 3.47 from 0). It depends on nothing else, and is made when it is read. `std` is
+    /// - `3 / √hidden_size` for the embedding and the output matrix, so that logits have a standard deviation of 3: their
+    ///   order is clear of rounding, and sampling has something to choose from;
+    /// - `2 / √cols` for the two matrices of a layer that add to the residual stream, so that layers outweigh the embedding
+    ///   and a model with tied embeddings does not only repeat its last token;
+    /// - `1 / √cols` for the other matrices, so that what goes in with a mean square of 1 comes out with one of 1;
+    /// - `0.1` for biases. Norms are 1.
+    pub fn random(config: &ModelConfig, seed: u64) -> Self {
+        Self(Files::Random(RandomTensors::new(config, seed)))
+    }
+
     /// How the files name weights.
     pub fn naming(&self) -> Naming {
         match &self.0 {
             Files::Gguf(_) => Naming::Gguf,
-            Files::Safetensors(_) => Naming::HuggingFace,
+            Files::Safetensors(_) | Files::Random(_) => Naming::HuggingFace,
         }
     }
 
@@ -73,15 +92,16 @@ impl Checkpoint {
     pub fn gguf(&self) -> Option<&Gguf> {
         match &self.0 {
             Files::Gguf(gguf) => Some(gguf),
-            Files::Safetensors(_) => None,
+            Files::Safetensors(_) | Files::Random(_) => None,
         }
     }
 
-    /// Bytes of all files.
+    /// Bytes of all files, or of all tensors that are made from a seed.
     pub fn file_bytes(&self) -> u64 {
         match &self.0 {
             Files::Gguf(gguf) => gguf.file_bytes(),
             Files::Safetensors(files) => files.file_bytes(),
+            Files::Random(tensors) => tensors.total_bytes(),
         }
     }
 
@@ -90,6 +110,7 @@ impl Checkpoint {
         match &self.0 {
             Files::Gguf(gguf) => gguf.tensors().iter().map(|tensor| tensor.name.as_str()).collect(),
             Files::Safetensors(files) => files.names().collect(),
+            Files::Random(tensors) => tensors.names().collect(),
         }
     }
 
@@ -104,17 +125,35 @@ impl Checkpoint {
                 let info = &files.tensor(name)?.info;
                 (info.shape.iter().map(|&dim| dim as u64).collect(), safetensors_format(info.dtype))
             }
+            Files::Random(tensors) => return tensors.tensor(name),
         };
         Some(CheckpointTensor { name: name.to_owned(), shape, format })
     }
 
-    /// A tensor's bytes, in the map of its file; empty for a name that is not there and for a GGUF type of unknown size.
-    pub fn bytes(&self, name: &str) -> &[u8] {
+    /// A tensor's bytes: borrowed from the map of its file, or made from the seed. Empty for a name that is not there and
+    /// for a GGUF type of unknown size.
+    pub fn bytes(&self, name: &str) -> Cow<'_, [u8]> {
+        match &self.0 {
+            Files::Random(tensors) => Cow::Owned(tensors.bytes(name)),
+            Files::Gguf(_) | Files::Safetensors(_) => Cow::Borrowed(self.mapped(name)),
+        }
+    }
+
+    /// How many bytes [`Self::bytes`] gives.
+    pub fn byte_len(&self, name: &str) -> usize {
+        match &self.0 {
+            Files::Random(tensors) => tensors.byte_len(name),
+            Files::Gguf(_) | Files::Safetensors(_) => self.mapped(name).len(),
+        }
+    }
+
+    fn mapped(&self, name: &str) -> &[u8] {
         match &self.0 {
             Files::Gguf(gguf) => gguf.tensor(name).and_then(|tensor| gguf.data(tensor)).unwrap_or_default(),
             Files::Safetensors(files) => {
                 files.tensor(name).map(|tensor| files.bytes(tensor)).unwrap_or_default()
             }
+            Files::Random(_) => &[],
         }
     }
 
@@ -125,6 +164,7 @@ impl Checkpoint {
             Files::Safetensors(files) => {
                 files.tensor(name).into_iter().for_each(|tensor| files.release(tensor))
             }
+            Files::Random(_) => {}
         }
     }
 }

@@ -22,7 +22,7 @@ pub struct ModelWeights<'a> {
 pub struct MatrixBytes<'a> {
     /// How they are stored.
     pub format: WeightFormat,
-    /// Borrowed from the map of the file, unless rows had to be put into another order.
+    /// Borrowed from the map of the file, unless rows had to be put into another order or the bytes were made from a seed.
     pub bytes: Cow<'a, [u8]>,
 }
 
@@ -121,7 +121,7 @@ impl<'a> ModelWeights<'a> {
 
     /// Bytes of a weight in its file.
     pub fn stored_bytes(&self, id: WeightId) -> usize {
-        self.checkpoint.bytes(&self.name(id)).len()
+        self.checkpoint.byte_len(&self.name(id))
     }
 
     /// A matrix, rows in the order of the [`DenseDecoder`].
@@ -129,8 +129,8 @@ impl<'a> ModelWeights<'a> {
         let format = self.known(matrix.id);
         let bytes = self.checkpoint.bytes(&self.name(matrix.id));
         let bytes = match self.is_permuted(matrix.id.role) {
-            true => Cow::Owned(halves_from_interleaved(bytes, self.head_dim, bytes.len() / matrix.rows)),
-            false => Cow::Borrowed(bytes),
+            true => Cow::Owned(halves_from_interleaved(&bytes, self.head_dim, bytes.len() / matrix.rows)),
+            false => bytes,
         };
         MatrixBytes { format, bytes }
     }
@@ -140,8 +140,8 @@ impl<'a> ModelWeights<'a> {
         let bytes = self.checkpoint.bytes(&self.name(vector.id));
         let format = self.known(vector.id);
         let bytes = match self.is_permuted(vector.id.role) {
-            true => Cow::Owned(halves_from_interleaved(bytes, self.head_dim, bytes.len() / vector.len)),
-            false => Cow::Borrowed(bytes),
+            true => Cow::Owned(halves_from_interleaved(&bytes, self.head_dim, bytes.len() / vector.len)),
+            false => bytes,
         };
         match format {
             WeightFormat::Dense(DType::F16) => {
