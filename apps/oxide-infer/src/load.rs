@@ -1,7 +1,7 @@
 //! From `--model` and the options to a running engine, with progress and with errors that name the options.
 
 use crate::cli::options::{EngineOptions, ModelOptions};
-use crate::cli::values::{ByteSize, DeviceArg};
+use crate::cli::values::{ByteSize, DeviceArg, WeightsArg};
 use crate::device;
 use crate::generate::Generator;
 use crate::generation_config::GenerationConfig;
@@ -38,7 +38,7 @@ pub(crate) async fn load(
     max_waiting: usize,
 ) -> anyhow::Result<Loaded> {
     let device = choose_device(options.device)?;
-    let source = open(&options.model).await?;
+    let source = open(&options.model, options.engine.weights).await?;
     let text_options = TextOptions { chat_template: options.chat_template.clone(), special_in_content };
     let engine_options = options.engine.clone();
     spawn_blocking(move || {
@@ -61,7 +61,7 @@ pub(crate) async fn load_to_measure(
     options: &EngineOptions,
 ) -> anyhow::Result<EngineHandle> {
     let device = choose_device(device)?;
-    let source = open(model).await?;
+    let source = open(model, options.weights).await?;
     let options = options.clone();
     let config = EngineConfig { prefix_cache: PrefixCache::Disabled, ..EngineConfig::default() };
     spawn_blocking(move || start(&source, device, &options, config)).await?
@@ -77,9 +77,22 @@ fn choose_device(asked: Option<DeviceArg>) -> anyhow::Result<DeviceArg> {
     Ok(choice.device)
 }
 
-async fn open(model: &str) -> anyhow::Result<ModelSource> {
-    let files = ModelName::parse(model)?.fetch().await?;
-    Ok(spawn_blocking(move || ModelSource::open(files.path())).await??)
+async fn open(model: &str, weights: Option<WeightsArg>) -> anyhow::Result<ModelSource> {
+    let name = ModelName::parse(model)?;
+    let source = match weights {
+        None => {
+            let files = name.fetch().await?;
+            spawn_blocking(move || ModelSource::open(files.path())).await?
+        }
+        Some(WeightsArg::Random(seed)) => {
+            let dir = name.directory()?.to_owned();
+            tracing::warn!(
+                "the weights are random, made from the seed {seed}: what the model answers means nothing"
+            );
+            spawn_blocking(move || ModelSource::open_random(&dir, seed)).await?
+        }
+    };
+    Ok(source?)
 }
 
 fn start(

@@ -14,6 +14,10 @@ pub(crate) enum ModelError {
         "the model {text:?} is neither a file or directory here nor a hub id; expected a directory, a .gguf file, ORG/REPO"
     )]
     Neither { text: String },
+    #[error(
+        "the model {name} is not a directory here; random weights are made for a directory with config.json"
+    )]
+    NoDirectory { name: String },
     #[error(transparent)]
     Hub(#[from] HubError),
 }
@@ -62,6 +66,15 @@ impl ModelName {
         match self {
             Self::Local(files) => Ok(files.clone()),
             Self::Hub(id) => Ok(Hub::from_environment()?.cached(id)?),
+        }
+    }
+
+    /// The directory that is named, without a look into it.
+    pub(crate) fn directory(&self) -> Result<&Path, ModelError> {
+        match self {
+            Self::Local(ModelFiles::Directory(path)) => Ok(path),
+            Self::Local(files) => Err(ModelError::NoDirectory { name: files.path().display().to_string() }),
+            Self::Hub(id) => Err(ModelError::NoDirectory { name: format!("{}/{}", id.owner(), id.name()) }),
         }
     }
 

@@ -185,3 +185,44 @@ fn a_server_that_is_not_there_is_named() {
     assert_eq!(code, 1);
     assert!(stderr.contains("--request-rate 0"), "{stderr}");
 }
+
+/// A model directory with a configuration and nothing else.
+fn bare_directory() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let config = json!({
+        "architectures": ["Qwen2ForCausalLM"], "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300, "max_position_embeddings": 256
+    });
+    std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+    folder
+}
+
+#[test]
+fn random_weights_are_measured_with_nothing_but_a_configuration() {
+    let folder = bare_directory();
+    let model = folder.path().to_str().unwrap();
+    let args = ["--weights", "random:7", "--input-len", "100", "--output-len", "20", "--repeat", "2"];
+    let mut command = oxide_infer(folder.path());
+    command.args(["bench", "--model", model, "--json", "-", "--kv-memory", "1MiB"]).args(args);
+    let (code, stdout, stderr) = run(&mut command);
+    assert_eq!(code, 0, "{stderr}");
+    assert!(stderr.contains("the weights are random, made from the seed 7"), "{stderr}");
+    let result: Value = serde_json::from_str(&stdout).unwrap();
+    assert!(result["speed"]["decode_tokens_per_s"]["p50"].as_f64().unwrap() > 0.0, "{stdout}");
+}
+
+#[test]
+fn random_weights_without_a_directory_or_a_tokenizer_are_refused() {
+    let folder = bare_directory();
+    let refused = |model: &str| {
+        let args = ["serve", "--model", model, "--weights", "random:7", "--port", "0"];
+        let (code, _, stderr) = run(oxide_infer(folder.path()).args(args));
+        assert_eq!(code, 1, "{stderr}");
+        stderr
+    };
+    let bare = refused(folder.path().to_str().unwrap());
+    assert!(bare.contains("no tokenizer.json in") && bare.contains("a model directory needs one"), "{bare}");
+    assert!(refused("org/repo").contains("the model org/repo is not a directory here"));
+    std::fs::write(folder.path().join("tiny.gguf"), "").unwrap();
+    assert!(refused("tiny.gguf").contains("the model tiny.gguf is not a directory here"));
+}

@@ -85,6 +85,8 @@ fn usage_errors_exit_with_2_and_say_what_is_missing() {
         (&["bench"], "--model <MODEL>"),
         (&["serve", "--model", "x", "--device", "gpu"], "`gpu` is not a device"),
         (&["serve", "--model", "x", "--kv-memory", "2 parsecs"], "`2 parsecs` is not a size"),
+        (&["serve", "--model", "x", "--weights", "zeros"], "`zeros` names no weights; write random:SEED"),
+        (&["bench", "--model", "x", "--weights", "random:-1"], "`random:-1` names no weights"),
         (&["fly"], "unrecognized subcommand 'fly'"),
     ] {
         let (code, _, stderr) = run(oxide_infer(home.path()).args(args));

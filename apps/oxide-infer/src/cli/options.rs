@@ -8,7 +8,7 @@ pub(crate) use bench::{BenchArgs, BenchEndpoint, OnlineBenchOptions};
 pub(crate) use generate::{ChatArgs, RunArgs, SamplingOptions};
 pub(crate) use serve::ServeArgs;
 
-use super::values::{ByteSize, DeviceArg};
+use super::values::{ByteSize, DeviceArg, WeightsArg};
 use clap::{Args, ValueEnum, ValueHint};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -39,10 +39,17 @@ pub(crate) struct ModelOptions {
     pub(crate) log: LogOptions,
 }
 
-/// Limits of the engine.
+/// What the engine computes with, and its limits.
 #[derive(Args, Clone, Debug)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineOptions {
+    /// Make weights from a seed instead of reading the model's: random:SEED
+    ///
+    /// For benchmarks and parity runs. --model is then a directory that needs no weights: config.json, and where text is
+    /// needed (serve, run, chat) the tokenizer's files. The same seed gives the same bits everywhere.
+    #[arg(long, value_name = "WEIGHTS", value_parser = str::parse::<WeightsArg>)]
+    pub(crate) weights: Option<WeightsArg>,
+
     /// Longest sequence in tokens, prompt and answer together [default: the model's own, or what fits --kv-memory]
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_model_len: Option<usize>,

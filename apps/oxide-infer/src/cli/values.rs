@@ -106,6 +106,24 @@ impl fmt::Display for DeviceArg {
     }
 }
 
+/// Weights to use instead of the model's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WeightsArg {
+    /// Made from this seed.
+    Random(u64),
+}
+
+impl FromStr for WeightsArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let seed = text.strip_prefix("random:").and_then(|seed| seed.parse().ok());
+        seed.map(WeightsArg::Random).ok_or_else(|| {
+            format!("`{text}` names no weights; write random:SEED with a whole number from 0 to {}", u64::MAX)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +172,16 @@ mod tests {
         assert_eq!("cuda:3".parse(), Ok(DeviceArg::Cuda(3)));
         for text in ["gpu", "cuda:", "cuda:x", "cpu:0", "CUDA"] {
             assert!(text.parse::<DeviceArg>().unwrap_err().contains(text));
+        }
+    }
+
+    #[test]
+    fn weights_are_random_with_a_seed() {
+        assert_eq!("random:7".parse(), Ok(WeightsArg::Random(7)));
+        assert_eq!(format!("random:{}", u64::MAX).parse(), Ok(WeightsArg::Random(u64::MAX)));
+        for wrong in ["random", "random:", "random:-1", "random:18446744073709551616", "zeros:1", "7"] {
+            let error = wrong.parse::<WeightsArg>().unwrap_err();
+            assert!(error.contains(&format!("`{wrong}`")) && error.contains("random:SEED"), "{error}");
         }
     }
 }

@@ -19,6 +19,7 @@ Examples:
   oxide-infer bench --url http://127.0.0.1:8000 --concurrency 8 --num-requests 100
   oxide-infer bench --url http://127.0.0.1:8000 --request-rate 4 --endpoint chat --json result.json
   oxide-infer bench --model models/SmolLM2-135M-Instruct.Q4_1.gguf --input-len 512 --output-len 128 --threads 2
+  oxide-infer bench --model ./only-a-config --weights random:1 --input-len 512 --output-len 128
 
 TTFT is the time to the first token, ITL the time between two pieces of the stream, TPOT the time per token after the
 first, E2E the time of the whole request. Exit code 1 if a request failed.")]
