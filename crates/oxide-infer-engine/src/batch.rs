@@ -194,3 +194,19 @@ pub trait Executor: Send {
         Arc::default()
     }
 }
+
+/// An executor that can show the logits it drew from, for parity runs: serving never copies them.
+pub trait LogitsTap: Executor {
+    /// Keeps the logits of every step that is submitted from now on.
+    fn keep_logits(&mut self);
+
+    /// The logits of the step that was collected last, before temperature, penalties, bias and masks:
+    /// `[rows, vocab_size]` of the rows that drew ([`BatchRow::samples`] not empty), in their order, each row once however
+    /// many draws it had.
+    ///
+    /// They are there from `collect` to the next `submit`; a caller that wants every step's has one step in flight.
+    ///
+    /// # Errors
+    /// No step has been collected since [`Self::keep_logits`], or the device cannot be read.
+    fn logits(&mut self) -> Result<Vec<f32>, ExecutorError>;
+}

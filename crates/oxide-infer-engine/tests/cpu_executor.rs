@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{Chunk, load_safetensors, prompt_logprobs, sample_target, slot_start, step};
+use common::{Chunk, by_id, load_safetensors, prompt_logprobs, sample_target, slot_start, step};
 use oxide_infer::sampling::{SamplingParams, TokenMask};
 use oxide_infer::{DType, PageId, TokenId};
 use oxide_infer_engine::batch::{BatchRow, PageCopy, PromptLogprobs, RowInput, SlotId};
 use oxide_infer_engine::cpu::CpuExecutor;
 use oxide_infer_engine::model::Architecture;
 use oxide_infer_engine::testing::TinyModel;
-use oxide_infer_engine::{EngineBatch, Executor, StepOutput};
+use oxide_infer_engine::{EngineBatch, Executor, LogitsTap, StepOutput};
 use serde_json::json;
 use std::sync::Arc;
 
@@ -196,4 +196,48 @@ fn a_step_that_cannot_be_computed_is_an_error_that_names_what_is_wrong() {
     assert_eq!(executor.collect(&mut StepOutput::default()).unwrap_err().message, "no step is in flight");
     executor.submit(&good).unwrap();
     assert!(executor.submit(&good).unwrap_err().message.contains("takes one at a time"));
+}
+
+#[test]
+fn kept_logits_are_those_that_the_tokens_were_drawn_from() {
+    let mut executor = executor();
+    assert!(executor.logits().unwrap_err().message.contains("not kept"));
+    executor.keep_logits();
+    let prompt = tokens(40);
+    let expected = prompt_logprobs(&mut executor, &prompt, &[40], &[3], 128).pop().unwrap();
+    assert!(executor.logits().unwrap().is_empty(), "no row of that step drew");
+
+    // Slot 0 draws twice from one row, slot 1 computes an inner chunk, slot 2 draws from the first half of the prompt.
+    let mut batch = prompt_step(&prompt, greedy());
+    batch.slot_starts.extend([1, 2].map(|slot| slot_start(slot, &prompt, greedy())));
+    batch.samples = vec![sample_target(0, 40), sample_target(0, 40), sample_target(2, 20)];
+    batch.rows[0].samples = 0..2;
+    for (slot, page, samples) in [(1, 1, 2..2), (2, 2, 2..3)] {
+        let start = batch.tokens.len();
+        batch.tokens.extend_from_slice(&prompt[..20]);
+        batch.positions.extend(0..20);
+        batch.pages.push(PageId(page));
+        batch.rows.push(BatchRow {
+            slot: SlotId(slot),
+            tokens: start..start + 20,
+            pages: page as usize..page as usize + 1,
+            kv_len: 20,
+            samples,
+            ..batch.rows[0].clone()
+        });
+    }
+    executor.submit(&batch).unwrap();
+    assert!(executor.logits().unwrap_err().message.contains("must be collected"));
+    let mut output = StepOutput::default();
+    executor.collect(&mut output).unwrap();
+    let logits = executor.logits().unwrap();
+    assert_eq!(logits.len(), 2 * 128);
+    let row = &logits[..128];
+    let best = (0..128).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap();
+    assert_eq!(sampled(&output), TokenId(best as u32));
+    // Logits are log-probabilities up to a constant.
+    let logprobs = by_id(&expected);
+    let shift = row[0] - logprobs[0];
+    assert!(row.iter().zip(&logprobs).all(|(logit, logprob)| (logit - logprob - shift).abs() < 1e-4));
+    assert_ne!(row, &logits[128..]);
 }

@@ -5,7 +5,9 @@ use super::pools::Pools;
 use super::sample::{RowDraw, draw};
 use super::slots::Slots;
 use super::workspace::{Slab, Slabs};
-use crate::batch::{BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, StepOutput};
+use crate::batch::{
+    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, LogitsTap, RowInput, StepOutput,
+};
 use crate::load::{LoadError, LoadProgress};
 use crate::model::DenseDecoder;
 use crate::source::ModelSource;
@@ -40,6 +42,8 @@ struct State {
     tables: StepTables,
     /// In the order of the step's tokens.
     wanted: Vec<Wanted>,
+    /// Of the step's rows that draw, one row after the other, if they are kept.
+    kept_logits: Option<Vec<f32>>,
 }
 
 /// Logits that are needed of one token of a step.
@@ -83,6 +87,7 @@ impl CpuExecutor {
             slots: Slots::new(limits.max_sequences),
             tables: StepTables::default(),
             wanted: Vec::with_capacity(limits.max_batch_tokens),
+            kept_logits: None,
         };
         Ok(Self { provider, state, output: None, spare: StepOutput::default() })
     }
@@ -118,6 +123,20 @@ impl Executor for CpuExecutor {
     }
 }
 
+impl LogitsTap for CpuExecutor {
+    fn keep_logits(&mut self) {
+        self.state.kept_logits.get_or_insert_default();
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>, ExecutorError> {
+        match &self.state.kept_logits {
+            Some(logits) if self.output.is_none() => Ok(logits.clone()),
+            Some(_) => Err(failure("the step in flight must be collected before its logits are read")),
+            None => Err(failure("the logits of this step were not kept")),
+        }
+    }
+}
+
 impl State {
     fn compute(
         &mut self,
@@ -128,6 +147,7 @@ impl State {
         self.prepare(batch)?;
         self.pools.copy_pages(&batch.page_copies);
         self.want(batch, output);
+        self.kept_logits.iter_mut().for_each(Vec::clear);
         let tokens = self.tables.tokens.len();
         if tokens > 0 {
             self.forward(team, Part::Body, tokens)?;
@@ -242,6 +262,9 @@ impl State {
                 lists.push(list);
             }
             if wanted.draws {
+                if let Some(kept) = &mut self.kept_logits {
+                    kept.extend_from_slice(&logits[row * vocab_size..][..vocab_size]);
+                }
                 draws.extend(samples.clone().map(|target| RowDraw { row, target }));
             }
         }
