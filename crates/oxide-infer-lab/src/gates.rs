@@ -1,6 +1,7 @@
 //! The gates, each a question to the hardware.
 
 mod conformance;
+mod engine;
 mod lifetime;
 
 use crate::record::Finding;
@@ -15,15 +16,18 @@ pub(crate) enum Gate {
     Conformance,
     /// Dropping and replaying while the device works; copies; timing of launches.
     Lifetime,
+    /// A thousand random requests through the engine: finished, cancelled, preempted; pages and memory after.
+    Engine,
 }
 
 impl Gate {
-    pub(crate) const ALL: &'static [Self] = &[Self::Conformance, Self::Lifetime];
+    pub(crate) const ALL: &'static [Self] = &[Self::Conformance, Self::Lifetime, Self::Engine];
 
     pub(crate) fn run(self, context: &Context, registry: &Arc<Registry>) -> Finding {
         match self {
             Self::Conformance => conformance::run(context, registry),
             Self::Lifetime => lifetime::run(context, registry),
+            Self::Engine => engine::run(context),
         }
     }
 }

@@ -7,8 +7,8 @@ use super::options::STEPS_IN_FLIGHT;
 use super::slots::Slots;
 use super::staging::Staging;
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, Sampled, SlotId, SlotStart,
-    StepOutput,
+    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, LogitsTap, RowInput, Sampled, SlotId,
+    SlotStart, StepOutput,
 };
 use crate::metrics::OperatorCounters;
 use oxide_infer::sampling;
@@ -33,6 +33,8 @@ pub struct CudaExecutor {
     pub(super) in_flight: VecDeque<InFlight>,
     /// Lists of steps that were collected, whose allocations are used again.
     pub(super) spare: Vec<StepLists>,
+    /// Rows of the logits of the step that was collected last which drew, if logits are kept.
+    pub(super) kept: Option<Vec<usize>>,
 }
 
 /// The bodies of every class.
@@ -121,6 +123,9 @@ impl Executor for CudaExecutor {
         let InFlight { completion, lists } =
             self.in_flight.pop_front().ok_or_else(|| failure("no step is in flight"))?;
         completion.wait().map_err(failure)?;
+        if self.kept.is_some() {
+            self.kept = Some(drawn_rows(&lists)?);
+        }
         self.read(&lists, output);
         self.spare.push(lists);
         Ok(())
@@ -423,6 +428,47 @@ impl CudaExecutor {
                 }
             }
         }
+    }
+}
+
+impl LogitsTap for CudaExecutor {
+    fn keep_logits(&mut self) {
+        self.kept.get_or_insert_default();
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>, ExecutorError> {
+        if !self.in_flight.is_empty() {
+            return Err(failure("the step in flight must be collected before its logits are read"));
+        }
+        let Some(rows) = &self.kept else {
+            return Err(failure("the logits of this step were not kept"));
+        };
+        let vocab_size = self.limits.vocab_size;
+        let held = rows.last().map_or(0, |&row| row + 1);
+        let source = self.buffers.logits.slice(0..held * vocab_size).map_err(failure)?;
+        let staged = PinnedMemory::allocate(self.stream.context(), source.len()).map_err(failure)?;
+        let mut scope = CommandScope::new(&self.stream).map_err(failure)?;
+        scope.copy_out(&source, &staged).map_err(failure)?;
+        scope.finish().map_err(failure)?.wait().map_err(failure)?;
+        let mut logits = vec![0.0; rows.len() * vocab_size];
+        for (row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocab_size)) {
+            staged.read_into(row * vocab_size, logits).map_err(failure)?;
+        }
+        Ok(logits)
+    }
+}
+
+/// Rows of the logits of a step that drew, one for each token that any draw was from.
+fn drawn_rows(lists: &StepLists) -> Result<Vec<usize>, ExecutorError> {
+    let draws: Vec<_> = lists.chunks.iter().filter(|chunk| chunk.sampling != Sampling::None).collect();
+    match draws[..] {
+        [] => Ok(Vec::new()),
+        [chunk] if lists.chunks.len() == 1 => {
+            let tokens: Vec<_> = lists.rows[chunk.rows.clone()].iter().map(HeadRow::token).collect();
+            let first = |row: &usize| *row == 0 || tokens[*row] != tokens[row - 1];
+            Ok((0..tokens.len()).filter(first).collect())
+        }
+        _ => Err(failure("logits are kept of steps whose rows are computed at once, without prompt rows")),
     }
 }
 

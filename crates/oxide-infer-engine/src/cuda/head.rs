@@ -41,6 +41,15 @@ pub(super) enum HeadRow {
     },
 }
 
+impl HeadRow {
+    /// Which token of the step.
+    pub(super) fn token(&self) -> usize {
+        match self {
+            Self::Draw { token, .. } | Self::Prompt { token, .. } => *token,
+        }
+    }
+}
+
 /// Rows that one launch of each head operator computes.
 #[derive(Clone, Debug)]
 pub(super) struct Chunk {

@@ -161,6 +161,7 @@ pub fn load_cuda_on(
         rings,
         in_flight: VecDeque::with_capacity(STEPS_IN_FLIGHT),
         spare: Vec::new(),
+        kept: None,
     })
 }
 

@@ -1,0 +1,204 @@
+//! The engine with the CUDA executor: random requests that finish, are cancelled and are preempted, and what is left after.
+
+use crate::record::Finding;
+use anyhow::{Context as _, Result, ensure};
+use oxide_infer::TokenId;
+use oxide_infer::sampling::SamplingParams;
+use oxide_infer_cuda::runtime::Context;
+use oxide_infer_engine::cuda::{CudaOptions, load_cuda_on};
+use oxide_infer_engine::request::{Masking, StopConditions};
+use oxide_infer_engine::{
+    Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, EventStream, Health, ModelSource,
+};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Requests in all.
+const REQUESTS: usize = 1000;
+/// Requests that are open at once: more than the pages hold, so that some are preempted.
+const OPEN: usize = 24;
+
+/// A model in the artifacts' domains that is quick to compute.
+const CONFIG: &str = r#"{
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1024,
+    "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "hidden_act": "silu",
+    "tie_word_embeddings": true, "eos_token_id": 2, "bos_token_id": 1
+}"#;
+
+const OPTIONS: CudaOptions = CudaOptions {
+    max_model_len: Some(512),
+    max_batch_tokens: 256,
+    max_sequences: 16,
+    // 2 layers × 2 pools × 64 tokens × 2 heads × 64 × 2 bytes = 64 KiB a page; 40 pages for up to 16 × 8.
+    kv_memory: Some(41 << 16),
+};
+
+pub(super) fn run(context: &Context) -> Finding {
+    let mut finding = Finding::of("engine");
+    match interleavings(context, &mut finding) {
+        Ok(()) => {}
+        Err(error) => finding.check("random requests", Err(error)),
+    }
+    finding
+}
+
+fn interleavings(context: &Context, finding: &mut Finding) -> Result<()> {
+    let dir = std::env::temp_dir().join(format!("oxide-infer-lab-{}", std::process::id()));
+    std::fs::create_dir_all(&dir)?;
+    std::fs::write(dir.join("config.json"), CONFIG)?;
+    let source = ModelSource::open_random(&dir, 1);
+    std::fs::remove_dir_all(&dir)?;
+    let executor = load_cuda_on(context, &source?, &OPTIONS, &mut |_| ())?;
+    let engine = Engine::start(Box::new(executor), EngineConfig::default())?;
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    // The first requests bring up what a context allocates once.
+    requests(&engine, &mut random, 50, finding)?;
+    let before = context.memory_info()?.free;
+    requests(&engine, &mut random, REQUESTS, finding)?;
+    let after = context.memory_info()?.free;
+    finding.check("device memory is flat", flat(before, after));
+    finding.check("every page is given back", idle(&engine));
+    let metrics = engine.metrics().snapshot();
+    finding.measured.insert("preemptions".to_owned(), metrics.preemptions as f64);
+    finding.measured.insert("cancelled sequences".to_owned(), metrics.finished_cancelled as f64);
+    finding.measured.insert("prefix cache hits in tokens".to_owned(), metrics.prefix_cache_hits as f64);
+    finding.check("some were preempted", at_least_one(metrics.preemptions));
+    finding.check("some were cancelled", at_least_one(metrics.finished_cancelled));
+    ensure!(engine.health() == Health::Running, "the engine is {:?}", engine.health());
+    drop(engine);
+    Ok(())
+}
+
+/// Keeps some requests open, cancels some of them at a random token, and checks how the others end.
+fn requests(engine: &EngineHandle, random: &mut Random, count: usize, finding: &mut Finding) -> Result<()> {
+    let mut open: Vec<Open> = Vec::new();
+    let mut sent = 0;
+    while sent < count || !open.is_empty() {
+        while sent < count && open.len() < OPEN {
+            open.push(Open::send(engine, random)?);
+            sent += 1;
+        }
+        let index = random.below(open.len() as u64) as usize;
+        match open[index].advance()? {
+            Progress::More => {}
+            Progress::Ended => {
+                let ended = open.swap_remove(index);
+                finding.check("requests that finished", ended.complete());
+            }
+            Progress::Cancel => {
+                drop(open.swap_remove(index));
+                finding.check("requests that were cancelled", Ok(()));
+            }
+        }
+    }
+    Ok(())
+}
+
+struct Open {
+    stream: EventStream,
+    tokens: usize,
+    wanted: usize,
+    /// The number of tokens after which the client goes away, if it does.
+    cancel_after: Option<usize>,
+    failed: Option<String>,
+}
+
+enum Progress {
+    More,
+    Ended,
+    Cancel,
+}
+
+impl Open {
+    fn send(engine: &EngineHandle, random: &mut Random) -> Result<Self> {
+        let max_tokens = 1 + random.below(90) as u32;
+        let choices = 1 + random.below(8).saturating_sub(6) as u32;
+        let len = 1 + random.below(300);
+        // Half of the prompts share their beginning.
+        let shared = random.below(2) == 0;
+        let token = |i: u64| if shared { 3 + i as u32 % 900 } else { 3 + random.below(1000) as u32 };
+        let prompt: Vec<_> = (0..len).map(token).map(TokenId).collect();
+        let sampling = match random.below(4) {
+            0 => SamplingParams { seed: random.next(), top_k: Some(20), top_p: 0.9, ..Default::default() },
+            1 => SamplingParams { repetition_penalty: 1.2, temperature: 0.0, ..Default::default() },
+            _ => SamplingParams { temperature: 0.0, ..Default::default() },
+        };
+        let wanted = max_tokens as usize * choices as usize;
+        let request = EngineRequest {
+            prompt: prompt.into(),
+            choices: NonZeroU32::new(choices).context("at least one choice")?,
+            sampling: Arc::new(sampling),
+            stop: StopConditions { max_tokens, ..Default::default() },
+            logprobs: (random.below(8) == 0).then_some(5),
+            prompt_logprobs: (random.below(16) == 0).then_some(2),
+            masking: Masking::None,
+        };
+        let cancel_after = (random.below(3) == 0).then(|| random.below(wanted as u64) as usize);
+        Ok(Self { stream: engine.submit(request)?, tokens: 0, wanted, cancel_after, failed: None })
+    }
+
+    fn advance(&mut self) -> Result<Progress> {
+        if self.cancel_after.is_some_and(|after| self.tokens >= after) {
+            return Ok(Progress::Cancel);
+        }
+        Ok(match self.stream.blocking_next() {
+            None => Progress::Ended,
+            Some(EngineEvent::Token { .. }) => {
+                self.tokens += 1;
+                Progress::More
+            }
+            Some(EngineEvent::Failed(error)) => {
+                self.failed = Some(error.to_string());
+                Progress::More
+            }
+            Some(_) => Progress::More,
+        })
+    }
+
+    fn complete(&self) -> Result<()> {
+        ensure!(self.failed.is_none(), "it failed: {}", self.failed.as_deref().unwrap_or_default());
+        ensure!(self.tokens == self.wanted, "{} tokens came, {} were asked for", self.tokens, self.wanted);
+        Ok(())
+    }
+}
+
+fn flat(before: u64, after: u64) -> Result<()> {
+    ensure!(before == after, "{before} bytes were free before, {after} are now");
+    Ok(())
+}
+
+/// Waits until the engine has nothing to do, and looks at what it still owns.
+fn idle(engine: &EngineHandle) -> Result<()> {
+    let until = Instant::now() + Duration::from_secs(5);
+    loop {
+        let now = engine.metrics().snapshot();
+        if now.running + now.waiting + now.kv_pages_used == 0 {
+            return Ok(());
+        }
+        ensure!(Instant::now() < until, "{} pages are owned by {} sequences", now.kv_pages_used, now.running);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn at_least_one(count: u64) -> Result<()> {
+    ensure!(count > 0, "there was none");
+    Ok(())
+}
+
+/// Marsaglia's xorshift64 ("Xorshift RNGs", 2003).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+}
