@@ -94,7 +94,8 @@ def header(driver: Driver, artifacts: list[Artifact], options: argparse.Namespac
     return {
         "kind": "gpu_check",
         "date": datetime.datetime.now(datetime.UTC).isoformat(),
-        "revision": git.stdout.strip() or os.environ.get("OXIDE_REVISION", "unknown"),
+        # Named by the caller where the files were carried out of their repository.
+        "revision": os.environ.get("OXIDE_REVISION") or git.stdout.strip() or "unknown",
         "command": sys.argv,
         "device": properties.name,
         "multiprocessors": properties.multi_processor_count,
