@@ -1,28 +1,41 @@
-//! `oxide-infer-lab`: hardware gates of the CUDA runtime and of the kernel artifacts.
+//! `oxide-infer-lab`: hardware gates of the CUDA runtime and of the kernel artifacts, and what model parity is judged by.
 //!
 //! Each gate runs on a real device and adds its findings to one JSON record; the operator catalogue claims nothing of a
-//! GPU that such a record does not show. It exits 0 only if every gate passed.
+//! GPU that such a record does not show.
 
 mod call;
+mod export;
 mod gates;
+mod parity;
 mod provider;
 mod record;
 
 use anyhow::{Context as _, Result, ensure};
-use clap::Parser;
+use clap::{Args, Parser};
+use export::ExportOptions;
 use oxide_infer_cuda::artifact::{Registry, Target, manifest::Architecture};
 use oxide_infer_cuda::runtime::Context;
+use parity::ParityOptions;
 use record::Record;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-/// Run hardware gates on a CUDA device and write an evidence record.
-///
-/// Example: oxide-infer-lab --revision "$(git rev-parse HEAD)" --record docs/evidence/gates.json
 #[derive(Debug, Parser)]
-#[command(version)]
-struct Options {
+#[command(version, about = "Hardware gates and parity runs of Oxide Infer")]
+enum Command {
+    Gates(GatesOptions),
+    Parity(ParityOptions),
+    Export(ExportOptions),
+}
+
+/// Run hardware gates on a CUDA device and write an evidence record
+///
+/// Example: oxide-infer-lab gates --revision "$(git rev-parse HEAD)" --record docs/evidence/gates.json
+///
+/// Exits 0 only if every gate passed.
+#[derive(Args, Debug)]
+struct GatesOptions {
     /// Gates to run; all of them if none is named.
     gates: Vec<gates::Gate>,
     /// Which device.
@@ -40,9 +53,16 @@ struct Options {
 }
 
 fn main() -> Result<ExitCode> {
-    let options = Options::parse();
+    match Command::parse() {
+        Command::Gates(options) => run_gates(&options),
+        Command::Parity(options) => parity::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Export(options) => export::run(&options).map(|()| ExitCode::SUCCESS),
+    }
+}
+
+fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     let context = Context::primary(options.device)?;
-    let registry = Arc::new(registry(&context, &options)?);
+    let registry = Arc::new(registry(&context, options)?);
     let mut record = Record::new(&context, &registry, &options.revision)?;
     let gates = if options.gates.is_empty() { gates::Gate::ALL } else { &options.gates };
     for gate in gates {
@@ -55,7 +75,7 @@ fn main() -> Result<ExitCode> {
     Ok(if record.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn registry(context: &Context, options: &Options) -> Result<Registry> {
+fn registry(context: &Context, options: &GatesOptions) -> Result<Registry> {
     let (major, minor) = context.device().compute_capability;
     let architecture = Architecture::of_device(major, minor)
         .with_context(|| format!("no artifacts are made for compute capability {major}.{minor}"))?;
