@@ -1,5 +1,6 @@
 """What one launch is checked with, and random tensors to make it of."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -19,6 +20,10 @@ class Case:
     untouched: dict[str, torch.Tensor] = field(default_factory=dict)
     # Outputs that must have the expected bits.
     exact: tuple[str, ...] = ()
+    # The expected output, by name, that takes over from the found one what rounding may decide either way.
+    forgive: Callable[[str, torch.Tensor], torch.Tensor] | None = None
+    # How many results rounding may decide either way.
+    near: int = 0
 
 
 def randn(*extents: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0) -> torch.Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from device_check import tokens
+from device_check import sampling, tokens
 from device_check.artifact import Artifact
 from device_check.cases import EPSILON, NAN, Case, randint, randn
 from device_check.memory import DTYPES
@@ -213,4 +213,7 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "paged_decode.paged_decode": decode,
     "paged_prefill.paged_prefill": prefill,
     "sampling.argmax": tokens.choose,
+    "sample.sample": sampling.sample,
+    "log_probabilities.log_probabilities": tokens.log_probabilities,
+    "history.record_history": tokens.record_history,
 }

@@ -16,6 +16,7 @@ DTYPES = {
     "f32": torch.float32,
     "i32": torch.int32,
     "u32": torch.int32,  # bits are all that matters here
+    "i64": torch.int64,
 }
 
 

@@ -67,7 +67,8 @@ def check(module: Module) -> dict[str, Any]:
     values, status = checks.check_values(module), checks.check_status(module)
     faults = [f"{row.get('shape', row.get('bad'))}: {fault}" for row in values + status for fault in row["faults"]]
     worst = max((error for row in values for error in row["errors"].values()), default=0.0)
-    return {"faults": faults, "worst_error": worst, "shapes": len(values), "bad_inputs": len(status)}
+    near = sum(row["near"] for row in values)
+    return {"faults": faults, "worst_error": worst, "shapes": len(values), "bad_inputs": len(status), "near": near}
 
 
 def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -53,6 +53,9 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "paged_decode.paged_decode": decodes,
         "paged_prefill.paged_prefill": prefills,
         "sampling.argmax": choices,
+        "sample.sample": samples,
+        "log_probabilities.log_probabilities": log_probabilities,
+        "history.record_history": histories,
     }[artifact.kernel](artifact)
 
 
@@ -155,6 +158,30 @@ def choices(_artifact: Artifact) -> Iterator[Shape]:
     """Vocabularies around a chunk and of real models."""
     for rows, vocab_size in ((1, 151_936), (256, 49_152), (30, 4097), (5, 1), (2, 4096)):
         yield {"rows": rows, "vocab_size": vocab_size, "max_sequences": 300}
+
+
+def samples(_artifact: Artifact) -> Iterator[Shape]:
+    """Vocabularies of one token, of a few, around a block's run, of real models; one row and many."""
+    for rows, vocab_size in ((1, 151_936), (48, 1000), (5, 1), (256, 49_152), (24, 151_936), (3, 262_144), (64, 33)):
+        yield {
+            "rows": rows,
+            "vocab_size": vocab_size,
+            "max_sequences": rows + 7,
+            "mask_rows": 5,
+            "max_adjust": 40 * rows,
+        }
+
+
+def log_probabilities(_artifact: Artifact) -> Iterator[Shape]:
+    """Vocabularies smaller than the list, and as for sampling."""
+    for rows, vocab_size in ((1, 151_936), (48, 1000), (5, 1), (256, 49_152), (24, 151_936), (3, 262_144), (64, 33)):
+        yield {"rows": rows, "vocab_size": vocab_size}
+
+
+def histories(_artifact: Artifact) -> Iterator[Shape]:
+    """Entries around a block's width, many of them for the same token."""
+    for entries, max_sequences, vocab_size in ((1, 1, 1), (129, 3, 10), (4000, 7, 49_152)):
+        yield {"entries": entries, "max_sequences": max_sequences, "vocab_size": vocab_size}
 
 
 def dry_run(artifacts: list[Artifact]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from device_check import inputs
+from device_check import inputs, sampling
 from device_check.driver import Module
 from device_check.memory import DTYPES, addresses_of, record
 from device_check.shapes import LLAMA_1B, LLAMA_8B, PAGE_SIZE, QWEN_1_5B, QWEN_7B, Model, Shape, attention
@@ -79,6 +79,7 @@ def all_times(
         yield from prefills(modules, model, deadline, beat)
         yield from decodes(modules, model, deadline, beat)
     yield from small_kernels(modules, deadline, beat)
+    yield from samples(modules, deadline, beat)
 
 
 def by_kernel(modules: Mapping[str, Module], *kernels: str, **variant: object) -> list[Module]:
@@ -265,3 +266,25 @@ def small_kernels(
                 case = inputs.make(module.artifact, shape)
                 times = time_artifact(module, shape, [case.inputs], case.attributes)
                 yield {"what": kernel, "m": m, "ours": {module.artifact.name: times}}
+
+
+def samples(modules: Mapping[str, Module], deadline: Deadline, beat: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Sampling with and without parameters, and log-probabilities; the logits lie in the L2 cache."""
+    for rows in (1, 8, 16, 32, 64, 128, 256):
+        shape = {"rows": rows, "vocab_size": QWEN_1_5B.vocab_size, "max_sequences": rows, "mask_rows": 1}
+        shape["max_adjust"] = 30 * rows
+        for parameters in ("none", "top", "all"):
+            if deadline.passed():
+                return
+            row = {"what": "sample", "rows": rows, "parameters": parameters, "ours": {}}
+            operands = sampling.timed(shape, parameters)
+            for module in by_kernel(modules, "sample.sample"):
+                beat(module.artifact.name)
+                row["ours"][module.artifact.name] = time_artifact(module, shape, [operands], {})
+            yield row
+        logits = {"logits": operands["logits"]}
+        row = {"what": "log_probabilities", "rows": rows, "ours": {}}
+        for module in by_kernel(modules, "log_probabilities.log_probabilities"):
+            beat(module.artifact.name)
+            row["ours"][module.artifact.name] = time_artifact(module, shape, [logits], {})
+        yield row

@@ -7,7 +7,11 @@ from device_check.cases import Case, randint, randn
 from device_check.shapes import Shape
 
 INFINITY = float("inf")
-NO_CANDIDATE, NOT_A_NUMBER = 5, 6
+OUT_OF_RANGE, NO_CANDIDATE, NOT_A_NUMBER = 1, 5, 6
+# How many of the most probable tokens `log_probabilities` gives, and how far it may be off: relative where the number
+# is over 1, since the result is an f32.
+TOP = 32
+LOGPROB_TOLERANCE = 1e-5
 # Columns of `row_ints`.
 SLOT = 5
 NO_SLOT = -1  # 0xffffffff
@@ -52,3 +56,69 @@ def written(shape: Shape, slots: torch.Tensor, tokens: torch.Tensor) -> tuple[to
     last_tokens[slots[real].long()] = tokens[real]
     untouched[slots[real].long()] = False
     return last_tokens, untouched
+
+
+def log_probabilities(_artifact: Artifact, shape: Shape) -> Case:
+    """Logits with ties, minus infinities and rows that fail; all tokens in order, in float64."""
+    rows, vocab_size = shape["rows"], shape["vocab_size"]
+    logits = randn(rows, vocab_size, dtype=torch.float32, scale=4.0)
+    logits[::3] = (logits[::3] * 2).round() / 2
+    logits[1::4, 1::2] = -INFINITY
+    logits[5::7] = logits[5::7] * 1e-4 + 15.0
+    logits[6::7] = logits[6::7] * 30.0
+    logits[2::5, vocab_size // 2] = 80.0
+    chosen = randint(0, vocab_size, (rows,))
+    row_status = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    for row in range(rows):
+        if row % 19 == 18:
+            logits[row], row_status[row] = -INFINITY, NO_CANDIDATE
+        elif row % 23 == 22:
+            logits[row, row * 7919 % vocab_size] = INFINITY if row % 2 else float("nan")
+            row_status[row] = NOT_A_NUMBER
+        elif row % 29 == 28:
+            chosen[row], row_status[row] = vocab_size + row % 3, OUT_OF_RANGE
+    good = row_status == 0
+    kept = logits[good].double()
+    normalizer = kept.logsumexp(-1)
+    order = torch.sort(logits[good] + 0.0, descending=True, stable=True, dim=-1).indices
+    count = min(TOP, vocab_size)
+    at = chosen[good].long()[:, None]
+    expected = {
+        "chosen_logprob": torch.full((rows,), -INFINITY, device="cuda", dtype=torch.float64),
+        "chosen_rank": torch.zeros(rows, dtype=torch.int32, device="cuda"),
+        "top_tokens": torch.full((rows, TOP), -1, dtype=torch.int32, device="cuda"),
+        "top_logprobs": torch.full((rows, TOP), -INFINITY, device="cuda", dtype=torch.float64),
+        "row_status": row_status,
+    }
+    top_tokens, top_logprobs = expected["top_tokens"][good], expected["top_logprobs"][good]
+    top_tokens[:, :count] = order[:, :count].int()
+    top_logprobs[:, :count] = kept.gather(1, order[:, :count]) - normalizer[:, None]
+    expected["top_tokens"][good], expected["top_logprobs"][good] = top_tokens, top_logprobs
+    expected["chosen_logprob"][good] = kept.gather(1, at)[:, 0] - normalizer
+    expected["chosen_rank"][good] = ((order == at).int().argmax(1) + 1).int()
+
+    def forgive(name: str, found: torch.Tensor) -> torch.Tensor:
+        """Log-probabilities may be off by a little."""
+        if "logprob" not in name:
+            return expected[name]
+        wanted = expected[name]
+        close = (found == wanted) | ((found.double() - wanted).abs() <= LOGPROB_TOLERANCE * wanted.abs().clamp(1, 1e6))
+        return torch.where(close, found, wanted.float())
+
+    return Case({"logits": logits, "tokens": chosen}, expected, exact=tuple(expected), forgive=forgive)
+
+
+def record_history(_artifact: Artifact, shape: Shape) -> Case:
+    """Entries of every kind, many for one token; those of no kind name places that are not there."""
+    entries, sequences, vocab_size = shape["entries"], shape["max_sequences"], shape["vocab_size"]
+    slots, kinds = randint(0, sequences, (entries,)), randint(0, 3, (entries,))
+    tokens = randint(0, max(1, vocab_size // 3), (entries,))
+    history = randint(0, 5, (sequences, vocab_size)) | (randint(0, 2, (sequences, vocab_size)) << 31)
+    after = history.clone()
+    places = slots.long() * vocab_size + tokens
+    after.view(-1).index_add_(0, places, (kinds == 2).int())
+    prompt = places[kinds == 1]
+    after.view(-1)[prompt] |= -(2**31)
+    slots[kinds == 0], tokens[kinds == 0] = -1, vocab_size
+    inputs = {"entry_slots": slots, "entry_tokens": tokens, "entry_kinds": kinds, "history": history}
+    return Case(inputs, {"history": after}, exact=("history",))

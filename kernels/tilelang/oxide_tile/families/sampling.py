@@ -8,18 +8,17 @@ import tilelang.language as T
 
 from oxide_tile.definition import Definition, Domain, Tensor
 from oxide_tile.expr import Binary, Name, Number
-from oxide_tile.families.common import F32, I32, LOGIT_NOT_A_NUMBER, NO_CANDIDATE, U32
-
-NO_TOKEN = 2**31 - 1
-# Goes before every token among equals, so that it comes through every choice.
-BROKEN = -1
-WARP = 32
-
-# Columns of `row_ints`: how one row samples.
-ROW_COLUMNS = 8
-SEED_LOW, SEED_HIGH, CHOICE, POSITION, TOP_K, SLOT, MASK_ROW, FLAGS = range(ROW_COLUMNS)
-# The slot of a row that pads the batch.
-NO_SLOT = 0xFFFFFFFF
+from oxide_tile.families.common import F32, I32, U32
+from oxide_tile.families.logits import (
+    BROKEN,
+    NO_SLOT,
+    NO_TOKEN,
+    ROW_COLUMNS,
+    SLOT,
+    choose,
+    is_nan_or_infinity,
+    settle,
+)
 
 
 def argmax(threads: int, chunk: int) -> Definition:
@@ -39,7 +38,8 @@ def argmax(threads: int, chunk: int) -> Definition:
     ):
         with T.Kernel(chunks, rows, threads=threads) as (piece, row):
             thread = T.get_thread_binding()
-            end = T.if_then_else(row_ints[row, SLOT] == T.Cast(U32, NO_SLOT), 0, vocab_size)
+            slot = T.alloc_var(I32, init=T.cast(row_ints[row, SLOT], I32))
+            end = T.if_then_else(slot == NO_SLOT, 0, vocab_size)
             logit = T.alloc_var(F32, init=-T.infinity(F32))
             token = T.alloc_var(I32, init=NO_TOKEN)
             broken = T.alloc_var(I32, init=0)
@@ -92,52 +92,3 @@ def argmax(threads: int, chunk: int) -> Definition:
         derived={"chunks": chunks_of_row},
         constants={"chunk": chunk},
     )
-
-
-@T.macro
-def settle(row_ints, last_tokens, tokens, row_status, row, first, max_sequences):
-    """Write what became of a row, by one thread: `first` is its token, `NO_TOKEN` or `BROKEN`."""
-    slot = T.alloc_var(U32, init=row_ints[row, SLOT])
-    failed = T.alloc_var(I32, init=0)
-    if first == NO_TOKEN:
-        failed = NO_CANDIDATE
-    if first == BROKEN:
-        failed = LOGIT_NOT_A_NUMBER
-    if slot == T.Cast(U32, NO_SLOT):
-        failed = 0
-    token = T.alloc_var(U32, init=T.if_then_else(T.Or(first == NO_TOKEN, first == BROKEN), 0, T.cast(first, U32)))
-    tokens[row] = token
-    row_status[row] = failed
-    if slot < T.cast(max_sequences, U32):
-        last_tokens[slot] = token
-
-
-def is_nan_or_infinity(value):
-    """By the bits: the compiler takes comparisons to be of numbers. Minus infinity is a logit like any other."""
-    bits = T.reinterpret(value, U32)
-    exponent = T.Cast(U32, 0x7F800000)
-    return T.And((bits & exponent) == exponent, bits != T.Cast(U32, 0xFF800000))
-
-
-@T.macro
-def choose(logit, token, thread, threads):
-    """The highest logit of the block and the lowest token that has it, the same in every thread."""
-    logits = T.alloc_shared((threads // WARP,), F32)
-    tokens = T.alloc_shared((threads // WARP,), I32)
-    best = T.alloc_var(F32, init=logit)
-    first = T.alloc_var(I32, init=token)
-    for step in T.unroll(WARP.bit_length() - 1):
-        other = T.shfl_xor(best, 1 << step)
-        other_token = T.shfl_xor(first, 1 << step)
-        if other > best or (other == best and other_token < first):
-            best = other
-            first = other_token
-    if thread % WARP == 0:
-        logits[thread // WARP] = best
-        tokens[thread // WARP] = first
-    T.sync_threads()
-    for warp in T.serial(threads // WARP):
-        if logits[warp] > best or (logits[warp] == best and tokens[warp] < first):
-            best = logits[warp]
-            first = tokens[warp]
-    return best, first
