@@ -173,7 +173,7 @@ fn few_rows_are_sampled_by_clusters_and_many_by_a_block_each() {
         assert_eq!(REGISTRY.select(&request).unwrap().manifest().name, name);
         let chosen = artifact(name);
         assert_eq!(resolve(chosen, &values)[0].grid, [blocks, u32::try_from(rows).unwrap(), 1]);
-        assert_eq!(bytes(chosen, "exchange", &values), rows * 2 * u64::from(blocks) * 1024 * 8);
+        assert_eq!(bytes(chosen, "exchange", &values), rows * 2 * u64::from(blocks) * 1056 * 8);
         assert_eq!(bytes(chosen, "masks", &values), 4748 * 4);
     }
 }

@@ -14,9 +14,11 @@ from oxide_tile.families.logits import (
     BROKEN,
     I64,
     NO_TOKEN,
+    UNGUARDED,
     WARP,
     choose,
     is_nan_or_infinity,
+    once_if,
     order,
     ordered,
     scan,
@@ -135,8 +137,8 @@ def log_probabilities(blocks: int) -> Definition:
                         at = T.alloc_var(I32, init=base + j * threads)
                         if at < end and (values[j] > chosen_logit or (values[j] == chosen_logit and at < chosen)):
                             ahead += 1
-                sum_total = T.alloc_var(I64, init=scan(total, sums, thread, threads)[1])
-                sum_ahead = T.alloc_var(I64, init=scan(ahead, sums, thread, threads)[1])
+                sum_total = T.alloc_var(I64, init=scan(total, sums, thread)[1])
+                sum_ahead = T.alloc_var(I64, init=scan(ahead, sums, thread)[1])
                 if thread == 0:
                     exchange[row, turn, block, 0] = sum_total
                     exchange[row, turn, block, 1] = sum_ahead
@@ -159,6 +161,9 @@ def log_probabilities(blocks: int) -> Definition:
                 high = T.alloc_var(I64, init=0)
                 low = T.alloc_var(I64, init=0)
                 shift = T.alloc_var(I64, init=0)
+                # Values that may be in question, for a quick look.
+                high_logit = T.alloc_var(F32, init=peak)
+                low_logit = T.alloc_var(F32, init=-T.infinity(F32))
                 for level in T.serial(LEVELS):
                     if searching == 1:
                         bins[thread] = T.Cast(U32, 0)
@@ -167,18 +172,16 @@ def log_probabilities(blocks: int) -> Definition:
                             base = T.alloc_var(I32, init=begin + step * threads * UNROLL + thread)
                             load(values, logits, row, base, threads, end)
                             for j in T.unroll(UNROLL):
-                                coarse = T.alloc_var(I32, init=bin_of(values[j], peak))
-                                digit = T.alloc_var(I32, init=coarse)
-                                member = T.alloc_var(I32, init=T.if_then_else(base + j * threads < end, 1, 0))
-                                if level > 0 and member == 1:
-                                    member = 0
-                                    if coarse == outer:
-                                        place = T.alloc_var(I64, init=place_of(values[j], base + j * threads))
-                                        if place <= high and place >= low:
-                                            member = 1
-                                            digit = T.cast((high - place) >> shift, I32)
-                                if member == 1:
-                                    T.atomic_add(bins[digit], T.Cast(U32, 1))
+                                value = T.alloc_var(F32, init=values[j])
+                                at = T.alloc_var(I32, init=base + j * threads)
+                                for _ in once_if(T.And(T.And(value >= low_logit, value <= high_logit), at < end)):
+                                    coarse = T.alloc_var(I32, init=bin_of(value, peak))
+                                    place = T.alloc_var(I64, init=place_of(value, at))
+                                    digit = T.alloc_var(I32, init=coarse)
+                                    if level > 0:
+                                        digit = T.cast((high - place) >> shift, I32)
+                                    if level == 0 or (coarse == outer and place <= high and place >= low):
+                                        T.atomic_add(bins[digit], T.Cast(U32, 1))
                         T.sync_threads()
                         exchange[row, turn, block, thread] = T.cast(bins[thread], I64)
                         wait()
@@ -186,7 +189,7 @@ def log_probabilities(blocks: int) -> Definition:
                         for other in T.serial(blocks - 1):
                             mine += exchange[row, turn, other + 1, thread]
                         turn = 1 - turn
-                        before = T.alloc_var(I64, init=scan(mine, sums, thread, threads)[0])
+                        before = T.alloc_var(I64, init=scan(mine, sums, thread)[0])
                         if above + before < wanted and wanted <= above + before + mine:
                             found[0] = thread
                             found_before[0] = before
@@ -199,8 +202,8 @@ def log_probabilities(blocks: int) -> Definition:
                             outer = digit_found
                             near = T.cast(digit_found, F32) / BINS_PER_NAT
                             slack = T.alloc_var(F32, init=(T.abs(peak) + near + 1.0) * SLACK)
-                            high_logit = T.alloc_var(F32, init=T.min(peak, peak - near + slack))
-                            low_logit = T.alloc_var(F32, init=peak - near - 1.0 / BINS_PER_NAT - slack)
+                            high_logit = T.min(peak, peak - near + slack)
+                            low_logit = peak - near - 1.0 / BINS_PER_NAT - slack
                             if digit_found == BINS - 1:
                                 low_logit = -T.infinity(F32)
                             high = place_of(high_logit, 0)
@@ -225,13 +228,15 @@ def log_probabilities(blocks: int) -> Definition:
                     base = T.alloc_var(I32, init=begin + step * threads * UNROLL + thread)
                     load(values, logits, row, base, threads, end)
                     for j in T.unroll(UNROLL):
-                        # `low` may reach into the next bin, whose tokens were not counted.
-                        if base + j * threads < end and bin_of(values[j], peak) <= outer:
-                            mine_place = T.alloc_var(I64, init=place_of(values[j], base + j * threads))
-                            if mine_place >= low:
+                        value = T.alloc_var(F32, init=values[j])
+                        at = T.alloc_var(I32, init=base + j * threads)
+                        for _ in once_if(T.And(value >= low_logit, at < end)):
+                            place = T.alloc_var(I64, init=place_of(value, at))
+                            # `low` may reach into the next bin, whose tokens were not counted.
+                            if place >= low and bin_of(value, peak) <= outer:
                                 index = T.alloc_var(I32, init=T.atomic_add(count[0], 1, return_prev=True))
                                 if index < TOP:
-                                    exchange[row, turn, block, index] = mine_place
+                                    exchange[row, turn, block, index] = place
                 T.sync_threads()
                 if thread == 0:
                     exchange[row, turn, block, TOP] = T.cast(count[0], I64)
@@ -271,6 +276,7 @@ def log_probabilities(blocks: int) -> Definition:
         },
         constants={"blocks_per_row": blocks, "top": TOP},
         accumulation="i64",
+        pass_configs=UNGUARDED,
     )
 
 
@@ -289,7 +295,6 @@ def bin_of(value, peak):
     return T.cast(T.min((peak - value) * BINS_PER_NAT, float(BINS - 1)), I32)
 
 
-@T.macro
 def place_of(value, token):
     """Where a token stands: greater is sooner."""
     return T.cast(order(value), I64) * (1 << ID_BITS) + ((1 << ID_BITS) - 1 - T.cast(token, I64))

@@ -14,6 +14,9 @@ NO_TOKEN = 2**31 - 1
 # Goes before every token among equals, so that it comes through every choice.
 BROKEN = -1
 
+# Every access is in range by the kernel's own conditions; guards of the compiler's would be most of the instructions.
+UNGUARDED = {"tl.disable_safe_memory_legalize": True}
+
 # Columns of `row_ints` and `row_floats`: how one row samples.
 ROW_COLUMNS = 8
 SEED_LOW, SEED_HIGH, CHOICE, POSITION, TOP_K, SLOT, MASK_ROW, FLAGS = range(ROW_COLUMNS)
@@ -29,24 +32,24 @@ def is_nan_or_infinity(value):
     return T.And((bits & exponent) == exponent, bits != T.Cast(U32, 0xFF800000))
 
 
-@T.macro
 def order(value):
     """An integer that is ordered as the logit is, the same for both zeros."""
-    bits = T.alloc_var(I32, init=T.reinterpret(value, I32))
-    if value == 0.0:
-        bits = 0
-    if bits < 0:
-        bits = bits ^ 0x7FFFFFFF
-    return bits
+    bits = T.reinterpret(T.if_then_else(value == 0.0, T.Cast(F32, 0.0), value), I32)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-@T.macro
 def ordered(key):
     """The logit that `order` gave `key`."""
-    bits = T.alloc_var(I32, init=key)
-    if bits < 0:
-        bits = bits ^ 0x7FFFFFFF
-    return T.reinterpret(bits, F32)
+    return T.reinterpret(key ^ ((key >> 31) & 0x7FFFFFFF), F32)
+
+
+def once_if(condition):
+    """A loop that runs once or not at all, to branch on a condition.
+
+    The compiler cuts an `if` with several statements into as many branches, each with the condition over again; it
+    leaves a loop whole.
+    """
+    return T.serial(T.if_then_else(condition, 1, 0))
 
 
 @T.macro
@@ -66,31 +69,40 @@ def choose(logit, token, thread, threads):
         logits[thread // WARP] = best
         tokens[thread // WARP] = first
     T.sync_threads()
-    for warp in T.serial(threads // WARP):
-        if logits[warp] > best or (logits[warp] == best and tokens[warp] < first):
-            best = logits[warp]
-            first = tokens[warp]
+    best = logits[thread % (threads // WARP)]
+    first = tokens[thread % (threads // WARP)]
+    for step in T.unroll((threads // WARP).bit_length() - 1):
+        other_best = T.shfl_xor(best, 1 << step)
+        other_first = T.shfl_xor(first, 1 << step)
+        if other_best > best or (other_best == best and other_first < first):
+            best = other_best
+            first = other_first
     return best, first
 
 
 @T.macro
-def scan(value, sums, thread, threads):
-    """Of 64-bit integers, one a thread: the sum over earlier threads, and over all. `sums` has one place a warp."""
+def scan(value, sums, thread):
+    """Of 64-bit integers, one a thread of a block of 32 warps: the sum over earlier threads, and over all."""
+    lane = thread % WARP
+    warp = thread // WARP
     run = T.alloc_var(I64, init=value)
-    before = T.alloc_var(I64, init=0)
-    total = T.alloc_var(I64, init=0)
     for step in T.unroll(WARP.bit_length() - 1):
         other = T.shfl_up(run, 1 << step)
-        if thread % WARP >= 1 << step:
+        if lane >= 1 << step:
             run += other
-    if thread % WARP == WARP - 1:
-        sums[thread // WARP] = run
+    if lane == WARP - 1:
+        sums[warp] = run
     T.sync_threads()
-    for warp in T.unroll(threads // WARP):
-        if warp < thread // WARP:
-            before += sums[warp]
-        total += sums[warp]
+    warps = T.alloc_var(I64, init=sums[lane])
+    for step in T.unroll(WARP.bit_length() - 1):
+        other_warps = T.shfl_up(warps, 1 << step)
+        if lane >= 1 << step:
+            warps += other_warps
     T.sync_threads()
+    total = T.alloc_var(I64, init=T.shfl_sync(warps, WARP - 1))
+    before = T.alloc_var(I64, init=T.shfl_sync(warps, T.max(warp - 1, 0)))
+    if warp == 0:
+        before = 0
     before += run - value
     return before, total
 

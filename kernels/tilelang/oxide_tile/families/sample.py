@@ -36,9 +36,11 @@ from oxide_tile.families.logits import (
     TEMPERATURE,
     TOP_K,
     TOP_P,
+    UNGUARDED,
     WARP,
     choose,
     is_nan_or_infinity,
+    once_if,
     order,
     ordered,
     scan,
@@ -52,15 +54,16 @@ WARPS = BINS // WARP
 UNROLL = 8
 # A weight of 1 is 2^42: a million of them still fit in 63 bits.
 WEIGHT_BITS = 42
-# The exponents that the first bins span, a little more than weights have: 89 / 2048 of an exponent each.
-RANGE = 44.5
-HALF_WIDTHS, HALF_WIDTHS_LOG2 = 89, 11
+# The first bins span 8 exponents, 128 bins each; if the last token kept is not in those, 64 exponents, 16 bins each.
+NARROW_PER, WIDE_PER = 7, 4
+NARROW_BINS, WIDE_BINS = 2.0**NARROW_PER, 2.0**WIDE_PER
+# What is being counted, and what follows from it.
+NARROW, WIDE, KEYS, DONE = range(4)
+DESCEND, WIDEN, KEEP_ALL = range(3)
 # A weight is added in two parts of 12 bits, so that 32 bits hold a million of each.
 PART = 12
-# The bins, then 32 bits of keys, 10 at a time.
-LEVELS = 5
-# Below the key of every finite logit.
-NO_LIMIT = -(2**31)
+# The bins, narrow and wide, then 32 bits of keys, 10 at a time.
+LEVELS = 6
 U64 = "uint64"
 LOG2_E = 1.4426950408889634
 MAX_F32 = 3.4028234e38
@@ -94,7 +97,7 @@ def sample(blocks: int) -> Definition:
         adjust_values: T.Tensor((max_adjust,), F32),
         history: T.Tensor((max_sequences, vocab_size), U32),
         adjusted: T.Tensor((rows, vocab_size), F32),
-        exchange: T.Tensor((rows, 2, blocks, BINS), I64),
+        exchange: T.Tensor((rows, 2, blocks, BINS + WARP), I64),
         last_tokens: T.Tensor((max_sequences,), U32),
         tokens: T.Tensor((rows,), U32),
         row_status: T.Tensor((rows,), I32),
@@ -104,6 +107,7 @@ def sample(blocks: int) -> Definition:
             T.annotate_restrict_buffers(adjusted, exchange)
             thread = T.get_thread_binding()
             values = T.alloc_local((UNROLL,), F32)
+            used = T.alloc_local((UNROLL,), I32)
             bins = T.alloc_shared((2 * BINS,), U32)
             sums = T.alloc_shared((WARPS,), I64)
             found = T.alloc_shared((1,), I32)
@@ -128,12 +132,20 @@ def sample(blocks: int) -> Definition:
             turn = T.alloc_var(I32, init=0)
 
             if plain == 0 and padding == 0:
-                for step in T.serial(T.ceildiv(length, threads)):
-                    at = begin + step * threads + thread
-                    if at < end:
-                        adjusted[row, at] = adjust(
-                            logits[row, at], row_floats, masks, history, row, at, mask_row, penalizes, slot
-                        )
+                for step in T.serial(T.ceildiv(length, threads * UNROLL)):
+                    base = T.alloc_var(I32, init=begin + step * threads * UNROLL + thread)
+                    load(values, logits, adjusted, row, 1, base, threads, end)
+                    for j in T.unroll(UNROLL):
+                        used[j] = 0
+                        if penalizes == 1:
+                            used[j] = T.if_then_else(
+                                base + j * threads < end, T.cast(history[slot, base + j * threads], I32), 0
+                            )
+                    for j in T.unroll(UNROLL):
+                        if base + j * threads < end:
+                            adjusted[row, base + j * threads] = adjust(
+                                values[j], used[j], row_floats, masks, row, base + j * threads, mask_row
+                            )
                 T.sync_threads()
                 for step in T.serial(T.ceildiv(last_bias - first_bias, threads)):
                     entry = T.alloc_var(I32, init=first_bias + step * threads + thread)
@@ -149,9 +161,10 @@ def sample(blocks: int) -> Definition:
                                 if T.cast(adjust_tokens[entry + other], I32) != token:
                                     T.loop_break()
                                 biased = biased + adjust_values[entry + other]
-                            adjusted[row, token] = adjust(
-                                biased, row_floats, masks, history, row, token, mask_row, penalizes, slot
-                            )
+                            times_used = T.alloc_var(I32, init=0)
+                            if penalizes == 1:
+                                times_used = T.cast(history[slot, token], I32)
+                            adjusted[row, token] = adjust(biased, times_used, row_floats, masks, row, token, mask_row)
                 T.sync_threads()
 
             # The greatest logit of the row.
@@ -192,86 +205,96 @@ def sample(blocks: int) -> Definition:
 
             if draws == 1:
                 scale = T.alloc_var(F32, init=T.min(T.ieee_fdiv(T.Cast(F32, LOG2_E), temperature), MAX_F32))
-                width = T.alloc_var(F32, init=T.min(T.ieee_fdiv(T.Cast(F32, RANGE / BINS), scale), 3e35))
-                least = T.alloc_var(F32, init=T.max(row_floats[row, MIN_P], 2.0**-WEIGHT_BITS))
+                step_width = T.alloc_var(F32, init=T.min(T.ieee_fdiv(T.Cast(F32, 1.0), scale), 3e35))
+                least = T.alloc_var(F32, init=T.max(T.log2(row_floats[row, MIN_P]), -float(WEIGHT_BITS)))
                 # The last value kept and how many tokens of it; at first below every logit, so that all are kept.
-                limit = T.alloc_var(I32, init=NO_LIMIT)
+                limit = T.alloc_var(F32, init=-T.infinity(F32))
                 limit_ties = T.alloc_var(I64, init=0)
                 top_k = T.alloc_var(I64, init=T.cast(row_ints[row, TOP_K], I64))
                 for phase in T.serial(2):
-                    searching = T.alloc_var(I32, init=0)
+                    stage = T.alloc_var(I32, init=DONE)
                     if phase == 0 and top_k > 0:
-                        searching = 1
+                        stage = NARROW
                     if phase == 1 and row_floats[row, TOP_P] < 1.0:
-                        searching = 1
-                    wanted = T.alloc_var(I64, init=0)
+                        stage = NARROW
+                    wanted = T.alloc_var(I64, init=top_k)
                     above = T.alloc_var(I64, init=0)
-                    # The keys in question, and how far they are shifted to give a bin.
+                    # The values and keys in question, and how far keys are shifted to give a bin.
+                    high_logit = T.alloc_var(F32, init=peak)
+                    low_logit = T.alloc_var(F32, init=-T.infinity(F32))
                     high = T.alloc_var(I32, init=0)
                     low = T.alloc_var(I32, init=0)
                     shift = T.alloc_var(I32, init=0)
+                    # The bin that they are in, and the logarithm of bins in an exponent.
                     outer = T.alloc_var(I32, init=0)
-                    for level in T.serial(LEVELS):
-                        if searching == 1:
+                    per = T.alloc_var(I32, init=NARROW_PER)
+                    for _ in T.serial(LEVELS):
+                        if stage != DONE:
                             bins[thread] = T.Cast(U32, 0)
                             bins[BINS + thread] = T.Cast(U32, 0)
                             T.sync_threads()
+                            factor = T.alloc_var(F32, init=T.if_then_else(per == NARROW_PER, -NARROW_BINS, -WIDE_BINS))
+                            whole = T.alloc_var(I64, init=0)
                             for step in T.serial(T.ceildiv(length, threads * UNROLL)):
                                 base = T.alloc_var(I32, init=begin + step * threads * UNROLL + thread)
                                 load(values, logits, adjusted, row, plain, base, threads, end)
                                 for j in T.unroll(UNROLL):
-                                    x = T.alloc_var(F32, init=(values[j] - peak) * scale)
-                                    w = T.alloc_var(F32, init=T.exp2(x))
-                                    if w >= least:
-                                        key = T.alloc_var(I32, init=order(values[j]))
-                                        if key > limit:
-                                            tally(bins, x, w, key, 1, phase, level, outer, high, low, shift)
-                            if phase == 1 and limit > NO_LIMIT and block == 0 and thread == 0:
-                                tied = T.alloc_var(F32, init=(ordered(limit) - peak) * scale)
-                                tied_w = T.alloc_var(F32, init=T.exp2(tied))
-                                tally(bins, tied, tied_w, limit, limit_ties, phase, level, outer, high, low, shift)
+                                    value = T.alloc_var(F32, init=values[j])
+                                    for _ in once_if(
+                                        T.And(T.And(value >= low_logit, value <= high_logit), value > limit)
+                                    ):
+                                        x = T.alloc_var(F32, init=(value - peak) * scale)
+                                        for _ in once_if(x >= least):
+                                            if phase == 1 and stage == NARROW:
+                                                whole += weight(x)
+                                            tally(bins, value, x, 1, phase, stage, factor, per, outer, high, low, shift)
+                            if phase == 1 and limit_ties > 0 and block == 0 and thread == 0:
+                                tied = T.alloc_var(F32, init=(limit - peak) * scale)
+                                whole += weight(tied) * limit_ties
+                                tally(bins, limit, tied, limit_ties, phase, stage, factor, per, outer, high, low, shift)
                             T.sync_threads()
                             mine = T.alloc_var(I64, init=T.cast(bins[thread], I64))
                             if phase == 1:
                                 mine += T.cast(bins[BINS + thread], I64) << PART
-                                mine = mine << T.cast(fine(T.if_then_else(level == 0, thread, outer)), I64)
+                                mine = mine << T.cast(fine(T.if_then_else(stage == KEYS, outer, thread), per), I64)
                             exchange[row, turn, block, thread] = mine
+                            if phase == 1 and stage == NARROW:
+                                block_whole = T.alloc_var(I64, init=scan(whole, sums, thread)[1])
+                                if thread == 0:
+                                    exchange[row, turn, block, BINS] = block_whole
                             wait()
                             mine = exchange[row, turn, 0, thread]
                             for other in T.serial(blocks - 1):
                                 mine += exchange[row, turn, other + 1, thread]
+                            if phase == 1 and stage == NARROW:
+                                whole = exchange[row, turn, 0, BINS]
+                                for other in T.serial(blocks - 1):
+                                    whole += exchange[row, turn, other + 1, BINS]
+                                share_of_whole = T.cast(row_floats[row, TOP_P], "float64") * T.cast(whole, "float64")
+                                wanted = T.max(T.min(T.cast(T.ceil(share_of_whole), I64), whole), 1)
                             turn = 1 - turn
-                            scanned = scan(mine, sums, thread, threads)
+                            scanned = scan(mine, sums, thread)
                             before = T.alloc_var(I64, init=scanned[0])
                             total = T.alloc_var(I64, init=scanned[1])
-                            if level == 0:
-                                if phase == 0:
-                                    wanted = top_k
-                                    if total <= wanted:
-                                        searching = 0
-                                else:
-                                    wanted = T.cast(
-                                        T.ceil(T.cast(row_floats[row, TOP_P], "float64") * T.cast(total, "float64")),
-                                        I64,
-                                    )
-                                    wanted = T.max(T.min(wanted, total), 1)
-                            if searching == 1:
+                            action = T.alloc_var(I32, init=DESCEND)
+                            if stage == NARROW and total < wanted:
+                                action = WIDEN
+                            if stage == WIDE and total <= wanted and phase == 0:
+                                action = KEEP_ALL
+                            if action == WIDEN:
+                                stage = WIDE
+                                per = WIDE_PER
+                            if action == KEEP_ALL:
+                                stage = DONE
+                            if action == DESCEND:
                                 if above + before < wanted and wanted <= above + before + mine:
                                     found[0] = thread
                                     found_sums[0] = before
                                 T.sync_threads()
                                 digit = T.alloc_var(I32, init=found[0])
                                 above += found_sums[0]
-                                if level == 0:
-                                    outer = digit
-                                    near = T.cast(digit, F32) * width * (1.0 - SLACK)
-                                    far = T.cast(digit + 1, F32) * width * (1.0 + SLACK)
-                                    slack = T.alloc_var(F32, init=(T.abs(peak) + far) * SLACK)
-                                    high_logit = T.alloc_var(F32, init=T.min(peak, peak - near + slack))
-                                    low_logit = T.alloc_var(F32, init=peak - far - slack)
-                                    high = order(high_logit)
-                                    low = order(low_logit)
-                                else:
+                                last_shift = T.alloc_var(I32, init=shift)
+                                if stage == KEYS:
                                     # Keys may be more than 2^31 apart.
                                     reach = T.alloc_var(
                                         I64, init=T.cast(high, I64) - (T.cast(digit, I64) << T.cast(shift, I64))
@@ -280,20 +303,32 @@ def sample(blocks: int) -> Definition:
                                     low = T.cast(
                                         T.max(T.cast(low, I64), reach - (T.Cast(I64, 1) << T.cast(shift, I64)) + 1), I32
                                     )
-                                    if shift == 0:
-                                        searching = 0
+                                else:
+                                    outer = digit
+                                    bin_width = T.alloc_var(F32, init=T.abs(step_width / factor))
+                                    near = T.cast(digit, F32) * bin_width * (1.0 - SLACK)
+                                    far = T.cast(digit + 1, F32) * bin_width * (1.0 + SLACK)
+                                    slack = T.alloc_var(F32, init=(T.abs(peak) + far) * SLACK)
+                                    high_logit = T.min(peak, peak - near + slack)
+                                    low_logit = peak - far - slack
+                                    high = order(high_logit)
+                                    low = order(low_logit)
+                                    last_shift = -1
+                                    stage = KEYS
+                                high_logit = ordered(high)
+                                low_logit = ordered(low)
                                 distance = T.alloc_var(I64, init=T.cast(high, I64) - T.cast(low, I64))
                                 shift = 0
                                 while distance >= BINS:
                                     distance = distance >> 1
                                     shift += 1
-                                if searching == 0:
-                                    limit = high
+                                if last_shift == 0:
+                                    stage = DONE
+                                    limit = high_logit
                                     each = T.alloc_var(I64, init=1)
                                     if phase == 1:
-                                        last_x = T.alloc_var(F32, init=(ordered(limit) - peak) * scale)
-                                        last_w = T.alloc_var(F32, init=T.exp2(last_x))
-                                        each = weight(last_w)
+                                        last_x = T.alloc_var(F32, init=(limit - peak) * scale)
+                                        each = weight(last_x)
                                     each = T.max(each, 1)
                                     limit_ties = T.truncdiv(wanted - above + each - 1, each)
 
@@ -303,9 +338,8 @@ def sample(blocks: int) -> Definition:
                 stop = T.alloc_var(I32, init=T.min(start + segment, end))
                 kept = T.alloc_var(I64, init=0)
                 ties = T.alloc_var(I64, init=0)
-                tie_x = T.alloc_var(F32, init=(ordered(limit) - peak) * scale)
-                tie_w = T.alloc_var(F32, init=T.exp2(tie_x))
-                tie_weight = T.alloc_var(I64, init=weight(tie_w))
+                tie_x = T.alloc_var(F32, init=(limit - peak) * scale)
+                tie_weight = T.alloc_var(I64, init=weight(tie_x))
                 for step in T.serial(T.ceildiv(segment, WARP * UNROLL)):
                     base = T.alloc_var(I32, init=start + step * WARP * UNROLL + thread % WARP)
                     load(values, logits, adjusted, row, plain, base, WARP, stop)
@@ -327,10 +361,10 @@ def sample(blocks: int) -> Definition:
                 if thread < blocks * WARPS:
                     kept = exchange[row, turn, thread // WARPS, thread % WARPS]
                     ties = exchange[row, turn, thread // WARPS, WARPS + thread % WARPS]
-                ties_before = T.alloc_var(I64, init=scan(ties, sums, thread, threads)[0])
+                ties_before = T.alloc_var(I64, init=scan(ties, sums, thread)[0])
                 if ties_before < limit_ties:
                     kept += T.min(limit_ties - ties_before, ties) * tie_weight
-                scanned_kept = scan(kept, sums, thread, threads)
+                scanned_kept = scan(kept, sums, thread)
                 kept_before = T.alloc_var(I64, init=scanned_kept[0])
                 kept_total = T.alloc_var(I64, init=scanned_kept[1])
                 goal = T.alloc_var(I64, init=share(found_sums[2], kept_total))
@@ -353,10 +387,10 @@ def sample(blocks: int) -> Definition:
                         part, tie = keep(value, peak, scale, least, limit)
                         kept += part
                         ties += tie
-                    tie_number = T.alloc_var(I64, init=scan(ties, sums, thread, threads)[0] + found_sums[1])
+                    tie_number = T.alloc_var(I64, init=scan(ties, sums, thread)[0] + found_sums[1])
                     if tie_number < limit_ties:
                         kept += T.min(limit_ties - tie_number, ties) * tie_weight
-                    run_before = T.alloc_var(I64, init=scan(kept, sums, thread, threads)[0])
+                    run_before = T.alloc_var(I64, init=scan(kept, sums, thread)[0])
                     left = T.alloc_var(I64, init=found_sums[0])
                     if run_before <= left and left < run_before + kept:
                         left = left - run_before
@@ -399,14 +433,15 @@ def sample(blocks: int) -> Definition:
             "adjust_values": Tensor(("max_adjust",), alignment=4),
             "history": Tensor(("max_sequences", "vocab_size"), "read_write", alignment=4),
             "adjusted": Tensor(("rows", "vocab_size"), "read_write", "workspace"),
-            "exchange": Tensor(("rows", 2, blocks, BINS), "read_write", "workspace"),
+            "exchange": Tensor(("rows", 2, blocks, BINS + WARP), "read_write", "workspace"),
             "last_tokens": Tensor(("max_sequences",), "read_write", alignment=4),
             "tokens": Tensor(("rows",), "write", alignment=4),
             "row_status": Tensor(("rows",), "write", alignment=4),
         },
         derived={"mask_words": words},
         constants={"blocks_per_row": blocks},
-        accumulation="u64",
+        accumulation="i64",
+        pass_configs=UNGUARDED,
     )
 
 
@@ -433,61 +468,54 @@ def logit_at(logits, adjusted, row, plain, token):
 
 
 @T.macro
-def adjust(logit, row_floats, masks, history, row, token, mask_row, penalizes, slot):
-    """Mask and penalties, each operation rounded as the contract writes it."""
+def adjust(logit, used, row_floats, masks, row, token, mask_row):
+    """Mask and penalties, each operation rounded as the contract writes it. `used` is the token's history."""
     value = T.alloc_var(F32, init=logit)
+    times = T.alloc_var(I32, init=used & 0x7FFFFFFF)
     if mask_row >= 0:
         if T.cast((masks[mask_row, token // 32] >> T.cast(token % 32, U32)) & T.Cast(U32, 1), I32) == 0:
             value = -T.infinity(F32)
-    if penalizes == 1:
-        used = T.alloc_var(I32, init=T.cast(history[slot, token], I32))
-        times = T.alloc_var(I32, init=used & 0x7FFFFFFF)
-        if used != 0:
-            if value > 0.0:
-                value = T.ieee_fdiv(value, row_floats[row, REPETITION])
-            else:
-                value = T.ieee_mul(value, row_floats[row, REPETITION])
-        if times != 0:
-            value = T.ieee_sub(value, T.ieee_mul(row_floats[row, FREQUENCY], T.cast(times, F32)))
-            value = T.ieee_sub(value, row_floats[row, PRESENCE])
+    for _ in once_if(used != 0):
+        if value > 0.0:
+            value = T.ieee_fdiv(value, row_floats[row, REPETITION])
+        else:
+            value = T.ieee_mul(value, row_floats[row, REPETITION])
+    for _ in once_if(times != 0):
+        value = T.ieee_sub(value, T.ieee_mul(row_floats[row, FREQUENCY], T.cast(times, F32)))
+        value = T.ieee_sub(value, row_floats[row, PRESENCE])
     return value
 
 
 @T.macro
-def weight(w):
-    """A weight in units of 2^-42, cut to 22 significant bits so that it fits two parts of 12 bits in its bin."""
+def weight(x):
+    """`2^x` in units of 2^-42, cut to 22 significant bits so that it fits two parts of 12 bits in its bin."""
+    w = T.alloc_var(F32, init=T.exp2(x))
     bits = T.alloc_var(U32, init=T.reinterpret(w, U32) & T.Cast(U32, 0xFFFFFFFC))
     return T.cast(T.reinterpret(bits, F32) * (2.0**WEIGHT_BITS), I64)
 
 
-def bin_of(x):
-    """The bin of an exponent `x`, from 0 for the greatest weight."""
-    return T.min(T.cast(x * (-BINS / RANGE), I32), BINS - 1)
-
-
-def fine(bin_index):
+def fine(bin_index, per):
     """How many low bits are 0 in the weights of a bin: those are at least 2^-(exponent + 2)."""
-    return T.max(19 - ((bin_index * HALF_WIDTHS) >> HALF_WIDTHS_LOG2), 0)
+    return T.max(19 - (bin_index >> per), 0)
 
 
 @T.macro
-def tally(bins, x, w, key, times, phase, level, outer, high, low, shift):
+def tally(bins, value, x, times, phase, stage, factor, per, outer, high, low, shift):
     """Add a token, or its weight, to its bin, if it is among those in question."""
-    coarse = T.alloc_var(I32, init=bin_of(x))
-    digit = T.alloc_var(I32, init=coarse)
-    member = T.alloc_var(I32, init=1)
-    if level > 0:
-        member = 0
-        if coarse == outer and key <= high and key >= low:
-            member = 1
+    place = T.alloc_var(F32, init=x * factor)
+    for _ in once_if(place < BINS):
+        coarse = T.alloc_var(I32, init=T.cast(place, I32))
+        key = T.alloc_var(I32, init=order(value))
+        digit = T.alloc_var(I32, init=coarse)
+        if stage == KEYS:
             digit = T.cast((T.cast(high, I64) - T.cast(key, I64)) >> T.cast(shift, I64), I32)
-    if member == 1:
-        if phase == 0:
-            T.atomic_add(bins[digit], T.cast(times, U32))
-        else:
-            parts = T.alloc_var(U32, init=T.cast(weight(w) >> T.cast(fine(coarse), I64), U32))
-            T.atomic_add(bins[digit], (parts & T.Cast(U32, (1 << PART) - 1)) * T.cast(times, U32))
-            T.atomic_add(bins[BINS + digit], (parts >> PART) * T.cast(times, U32))
+        for _ in once_if(T.Or(stage != KEYS, T.And(coarse == outer, T.And(key <= high, key >= low)))):
+            if phase == 0:
+                T.atomic_add(bins[digit], T.cast(times, U32))
+            else:
+                parts = T.alloc_var(U32, init=T.cast(weight(x) >> T.cast(fine(coarse, per), I64), U32))
+                T.atomic_add(bins[digit], (parts & T.Cast(U32, (1 << PART) - 1)) * T.cast(times, U32))
+                T.atomic_add(bins[BINS + digit], (parts >> PART) * T.cast(times, U32))
 
 
 @T.macro
@@ -495,12 +523,11 @@ def keep(value, peak, scale, least, limit):
     """The weight of a token before the limit, and 1 if it is at the limit."""
     part = T.alloc_var(I64, init=0)
     tie = T.alloc_var(I64, init=0)
-    w = T.alloc_var(F32, init=T.exp2((value - peak) * scale))
-    if w >= least:
-        key = T.alloc_var(I32, init=order(value))
-        if key > limit:
-            part = weight(w)
-        elif key == limit:
+    x = T.alloc_var(F32, init=(value - peak) * scale)
+    for _ in once_if(T.And(value >= limit, x >= least)):
+        if value > limit:
+            part = weight(x)
+        else:
             tie = 1
     return part, tie
 
