@@ -121,8 +121,8 @@ def initialize(model: torch.nn.Module, seed: int, device: str) -> None:
     Logits and attention scores get standard deviations of 3 and 1. With sharper scores a deep random model is chaotic:
     with twice the gain of q_proj and k_proj, what bfloat16 changes grows over 28 layers to a third of the logits. As it
     is, most margins are over what bfloat16 changes, and one other token at the start changes everything after it. The
-    two matrices that add to the residual stream outweigh the embedding, so that a tied head does not repeat the last token.
-    Norms differ from 1, and biases from 0, so that one that is left out shows.
+    two matrices that add to the residual stream outweigh the embedding, so that a tied head does not repeat the last
+    token. Norms differ from 1, and biases from 0, so that one that is left out shows.
     """
     generator = torch.Generator(device).manual_seed(seed)
 
