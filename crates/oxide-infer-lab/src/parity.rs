@@ -1,6 +1,6 @@
 //! `oxide-infer-lab parity`: the logits of a model along given continuations, for `benchmarks/parity/compare.py`.
 //!
-//! The engine itself runs: its scheduler forms the steps of each [`Mode`], and a [`Teacher`] between it and the executor
+//! The engine itself runs: its scheduler forms the steps of each `Mode`, and a `Teacher` between it and the executor
 //! answers with the reference's tokens and writes down the logits.
 
 mod cases;
