@@ -17,15 +17,7 @@ echo "== Python clients"
 cargo build --locked --package oxide-infer-cli
 OXIDE_INFER_BINARY=$(realpath "${CARGO_TARGET_DIR:-target}/debug/oxide-infer")
 export OXIDE_INFER_BINARY
-requirements=tests/clients/requirements.txt
-# One environment for each set of requirements; a half-made one has no stamp.
-venv=.venv/clients-$(sha256sum "$requirements" | cut -c1-12)
-if [ ! -e "$venv/complete" ]; then
-    rm -rf "$venv"
-    python3 -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --requirement "$requirements"
-    touch "$venv/complete"
-fi
+venv=$(scripts/venv.sh clients tests/clients/requirements.txt)
 "$venv/bin/pytest" tests/clients 2>&1 | tee "$logs/pytest" || status=1
 
 echo "== Parity metrics"
