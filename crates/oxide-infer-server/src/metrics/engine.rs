@@ -34,6 +34,7 @@ impl Collector for EngineCollector {
         let usage = "Part of the KV memory that sequences own, from 0 to 1";
         out.gauge("num_requests_running", running, now.running as f64)?;
         out.gauge("num_requests_waiting", waiting, now.waiting as f64)?;
+        out.waiting_by_reason(&now)?;
         out.gauge("kv_cache_usage_perc", usage, now.kv_usage())?;
         // vLLM's older name for the same, which autoscalers still read.
         out.gauge("gpu_cache_usage_perc", usage, now.kv_usage())?;
@@ -81,6 +82,17 @@ impl Writer<'_, '_> {
 
     fn counter(&mut self, name: &str, help: &str, value: u64) -> Result<(), Error> {
         self.describe(name, help, MetricType::Counter, |encoder| ConstCounter::new(value).encode(encoder))
+    }
+
+    fn waiting_by_reason(&mut self, now: &MetricsSnapshot) -> Result<(), Error> {
+        // vLLM defers requests that wait for KV from another machine; here all wait for a place.
+        let by_reason = [("capacity", now.waiting as f64), ("deferred", 0.0)];
+        let help = "Sequences that wait, by reason";
+        self.describe("num_requests_waiting_by_reason", help, MetricType::Gauge, |mut encoder| {
+            by_reason.iter().try_for_each(|(reason, count)| {
+                ConstGauge::new(*count).encode(encoder.encode_family(&[("reason", *reason)])?)
+            })
+        })
     }
 
     fn request_success(&mut self, now: &MetricsSnapshot) -> Result<(), Error> {

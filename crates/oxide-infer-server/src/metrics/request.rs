@@ -26,6 +26,7 @@ const N_BUCKETS: [f64; 5] = [1.0, 2.0, 5.0, 10.0, 20.0];
 pub(crate) struct RequestMetrics {
     prompt_tokens_by_source: Family<SourceLabel, Counter>,
     prompt_tokens_cached: Counter,
+    prompt_tokens_recomputed: Counter,
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
@@ -123,6 +124,12 @@ impl RequestMetrics {
             "Prompt tokens that the prefix cache had",
             prompt_tokens_cached.clone(),
         );
+        let prompt_tokens_recomputed = Counter::default();
+        registry.register(
+            format!("{prefix}prompt_tokens_recomputed"),
+            "Last tokens of prompts that the prefix cache had but for them",
+            prompt_tokens_recomputed.clone(),
+        );
         let prompt_tokens_by_source = Family::<SourceLabel, Counter>::default();
         for source in [COMPUTED, CACHED] {
             drop(prompt_tokens_by_source.get_or_create(&source));
@@ -135,6 +142,7 @@ impl RequestMetrics {
         Self {
             prompt_tokens_by_source,
             prompt_tokens_cached,
+            prompt_tokens_recomputed,
             time_to_first_token,
             inter_token_latency,
             time_per_output_token,
@@ -159,6 +167,8 @@ impl RequestMetrics {
         self.prompt_tokens_by_source.get_or_create(&CACHED).inc_by(cached);
         let computed = (prompt_tokens as u64).saturating_sub(cached);
         self.prompt_tokens_by_source.get_or_create(&COMPUTED).inc_by(computed);
+        // A prompt's last token is computed even if its KV is cached, for the logits; as vLLM counts it.
+        self.prompt_tokens_recomputed.inc_by(u64::from(computed == 1 && cached > 0));
     }
 
     /// An answer has its first token.

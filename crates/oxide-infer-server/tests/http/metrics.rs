@@ -10,6 +10,7 @@ use serde_json::json;
 const VLLM_NAMES: &[(&str, &str)] = &[
     ("num_requests_running", "gauge"),
     ("num_requests_waiting", "gauge"),
+    ("num_requests_waiting_by_reason", "gauge"),
     ("kv_cache_usage_perc", "gauge"),
     ("prefix_cache_queries_total", "counter"),
     ("prefix_cache_hits_total", "counter"),
@@ -17,6 +18,7 @@ const VLLM_NAMES: &[(&str, &str)] = &[
     ("prompt_tokens_total", "counter"),
     ("prompt_tokens_by_source_total", "counter"),
     ("prompt_tokens_cached_total", "counter"),
+    ("prompt_tokens_recomputed_total", "counter"),
     ("generation_tokens_total", "counter"),
     ("request_success_total", "counter"),
     ("iteration_tokens_total", "histogram"),
@@ -69,9 +71,12 @@ async fn requests_are_counted_as_vllm_counts_them() {
     assert_eq!(value("num_requests_running", ""), 0.0);
     assert_eq!(value("num_requests_waiting", ""), 0.0);
     assert_eq!(value("kv_cache_usage_perc", ""), 0.0);
+    assert_eq!(value("num_requests_waiting_by_reason", ",reason=\"capacity\""), 0.0);
     // Once for each prompt, however many answers it has.
     assert_eq!(value("prompt_tokens_total", ""), 2.0 * prompt);
     assert_eq!(value("prompt_tokens_cached_total", ""), cached as f64);
+    let but_for_the_last = chat_prompt().len() - cached == 1;
+    assert_eq!(value("prompt_tokens_recomputed_total", ""), f64::from(u8::from(but_for_the_last)));
     assert_eq!(value("generation_tokens_total", ""), 6.0 + 2.0 * 2.0);
     assert_eq!(value("request_success_total", ",finished_reason=\"stop\""), 1.0);
     assert_eq!(value("request_success_total", ",finished_reason=\"length\""), 2.0);
