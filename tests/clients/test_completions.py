@@ -98,3 +98,14 @@ def test_messages_are_tokenized_as_chats_are(client: OpenAI, server: Server) -> 
     assert tokenized["tokens"] == reply.model_extra["prompt_token_ids"]
     assert tokenized["count"] == len(tokenized["token_strs"]) == 37
     assert tokenized["max_model_len"] == 8192
+
+
+def test_prompt_logprobs_are_those_of_an_echo(client: OpenAI, server: Server) -> None:
+    request = GREEDY | {"prompt": "The capital of France is Paris", "max_tokens": 1}
+    echo = client.completions.create(**request, logprobs=0, echo=True).choices[0].logprobs
+    reply = client.completions.create(**request, extra_body={"prompt_logprobs": 1})
+    places = reply.choices[0].model_extra["prompt_logprobs"]
+    tokens = tokenize(server, request["prompt"])
+    assert places[0] is None and len(places) == len(tokens)
+    for token, place, logprob in zip(tokens[1:], places[1:], echo.token_logprobs[1:], strict=False):
+        assert place[str(token)]["logprob"] == logprob

@@ -233,6 +233,12 @@ impl PromptRun {
         self.usage_with(u64::from(self.answers[choice].choice.generated()))
     }
 
+    /// Log-probabilities of each prompt token. The first has none, because nothing precedes it; without end.
+    pub(crate) fn logprobs_by_token(&self) -> impl Iterator<Item = Option<&LogProbs>> {
+        let after_first = self.logprobs.as_deref().unwrap_or_default();
+        std::iter::once(None).chain(after_first.iter().map(Some)).chain(std::iter::repeat(None))
+    }
+
     fn usage_with(&self, completion_tokens: u64) -> Usage {
         let cached_tokens = u64::from(self.cached_tokens.unwrap_or(0));
         Usage::new(self.prompt.tokens.len() as u64, completion_tokens, cached_tokens)

@@ -1,12 +1,12 @@
 //! Answers in the form of `/v1/chat/completions`.
 
 use super::choice::Delta;
-use super::logprobs::TokenNamer;
+use super::logprobs::{TokenNamer, prompt_logprobs};
 use super::stream::Format;
 use super::{Generation, PromptRun};
 use crate::protocol::params::TokenIds;
 use crate::protocol::response::{
-    ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, FinishWord,
+    ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, FinishWord, PromptTokenLogprobs,
 };
 use oxide_infer::TokenId;
 use std::sync::Arc;
@@ -95,5 +95,9 @@ impl Format for ChatFormat {
     fn prompt_token_ids(&self, generation: &Generation) -> Option<Arc<[TokenId]>> {
         let wanted = generation.params().token_ids == TokenIds::Return;
         generation.prompts().first().filter(|_| wanted).map(|run| run.prompt.tokens.clone())
+    }
+
+    fn prompt_logprobs(&self, generation: &Generation) -> Option<Vec<Option<PromptTokenLogprobs>>> {
+        generation.prompts().first().and_then(|run| prompt_logprobs(generation, run))
     }
 }

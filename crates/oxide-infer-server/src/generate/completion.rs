@@ -1,11 +1,11 @@
 //! Answers in the form of `/v1/completions`.
 
 use super::choice::Delta;
-use super::logprobs::TokenNamer;
+use super::logprobs::{TokenNamer, prompt_logprobs};
 use super::stream::Format;
 use super::{Generation, PromptRun};
 use crate::protocol::params::TokenIds;
-use crate::protocol::response::{CompletionChoice, CompletionLogprobs};
+use crate::protocol::response::{CompletionChoice, CompletionLogprobs, PromptTokenLogprobs};
 use crate::text::{DecodeFrom, SpecialInOutput, Tokenizer};
 use oxide_infer::TokenId;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use std::sync::Arc;
 /// The form of completions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompletionFormat {
-    /// Whether log-probabilities were asked for.
-    pub(crate) logprobs: bool,
+    /// Log-probabilities of this many best tokens, if asked for.
+    pub(crate) logprobs: Option<u32>,
 }
 
 impl CompletionFormat {
@@ -28,20 +28,21 @@ impl CompletionFormat {
         lead: Lead,
     ) -> CompletionChoice {
         let namer = TokenNamer::of(generation);
+        let top = self.logprobs.unwrap_or(0) as usize;
         let prompt_text = run.prompt.echo.as_deref();
         let mut text = String::new();
-        let mut logprobs = self.logprobs.then(CompletionLogprobs::default);
+        let mut logprobs = self.logprobs.map(|_| CompletionLogprobs::default());
         if let (Some(prompt_text), Lead::Prompt) = (prompt_text, lead) {
             text.push_str(prompt_text);
             if let Some(out) = &mut logprobs {
-                echo_logprobs(out, &namer, run, prompt_text);
+                echo_logprobs(out, &namer, run, prompt_text, top);
             }
         }
         text.push_str(&delta.text);
         if let Some(out) = &mut logprobs {
             let before = prompt_text.map_or(0, |prompt| prompt.chars().count());
             for token in &delta.tokens {
-                namer.completion(out, token.id, before + token.text_offset, token.logprobs.as_ref());
+                namer.completion(out, token.id, before + token.text_offset, token.logprobs.as_ref(), top);
             }
         }
         let return_ids = generation.params().token_ids == TokenIds::Return;
@@ -52,6 +53,7 @@ impl CompletionFormat {
             logprobs,
             finish_reason,
             stop_reason: stop_reason.flatten(),
+            prompt_logprobs: (lead == Lead::Prompt).then(|| prompt_logprobs(generation, run)).flatten(),
             prompt_token_ids: (return_ids && lead == Lead::Prompt).then(|| run.prompt.tokens.clone()),
             token_ids: return_ids.then(|| delta.tokens.iter().map(|token| token.id).collect()),
         }
@@ -95,7 +97,7 @@ impl Format for CompletionFormat {
         index: usize,
         delta: Delta,
     ) -> Option<CompletionChoice> {
-        let wants_tokens = self.logprobs || generation.params().token_ids == TokenIds::Return;
+        let wants_tokens = self.logprobs.is_some() || generation.params().token_ids == TokenIds::Return;
         let shows_tokens = wants_tokens && !delta.tokens.is_empty();
         if delta.text.is_empty() && delta.finish.is_none() && !shows_tokens {
             return None;
@@ -108,17 +110,24 @@ impl Format for CompletionFormat {
     fn prompt_token_ids(&self, _: &Generation) -> Option<Arc<[TokenId]>> {
         None
     }
+
+    fn prompt_logprobs(&self, _: &Generation) -> Option<Vec<Option<PromptTokenLogprobs>>> {
+        None
+    }
 }
 
 /// Adds the prompt's tokens. The first has no log-probability, because nothing precedes it.
-fn echo_logprobs(out: &mut CompletionLogprobs, namer: &TokenNamer<'_>, run: &PromptRun, prompt_text: &str) {
+fn echo_logprobs(
+    out: &mut CompletionLogprobs,
+    namer: &TokenNamer<'_>,
+    run: &PromptRun,
+    prompt_text: &str,
+    top: usize,
+) {
     let tokens = &run.prompt.tokens;
     let offsets = prompt_offsets(namer.tokenizer, tokens, prompt_text);
-    let logprobs = run.logprobs.as_deref().unwrap_or_default();
-    let with_first = std::iter::once(None).chain(logprobs.iter().map(Some));
-    let with_first = with_first.chain(std::iter::repeat(None));
-    for ((&id, offset), logprobs) in tokens.iter().zip(offsets).zip(with_first) {
-        namer.completion(out, id, offset, logprobs);
+    for ((&id, offset), logprobs) in tokens.iter().zip(offsets).zip(run.logprobs_by_token()) {
+        namer.completion(out, id, offset, logprobs, top);
     }
 }
 

@@ -1,10 +1,11 @@
 //! Log-probabilities in the two forms that OpenAI's API has.
 
-use super::Generation;
 use super::choice::AnswerToken;
+use super::{Generation, PromptRun};
 use crate::protocol::params::TokenNames;
 use crate::protocol::response::{
-    ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs, TopTokens,
+    ChatLogprobs, ChatTokenLogprob, ChatTopLogprob, CompletionLogprobs, PromptLogprob, PromptTokenLogprobs,
+    TopTokens,
 };
 use crate::text::Tokenizer;
 use oxide_infer::TokenId;
@@ -51,24 +52,25 @@ impl<'a> TokenNamer<'a> {
         ChatLogprobs { content: content.collect(), refusal: None }
     }
 
-    /// Adds a token to the form of completions.
+    /// Adds a token to the form of completions, with the `top` best tokens in its place.
     pub(super) fn completion(
         &self,
         out: &mut CompletionLogprobs,
         id: TokenId,
         text_offset: usize,
         logprobs: Option<&LogProbs>,
+        top: usize,
     ) {
         out.text_offset.push(text_offset);
         out.tokens.push(self.name(id));
         out.token_logprobs.push(logprobs.map(|logprobs| writable(logprobs.chosen.logprob)));
-        out.top_logprobs.push(logprobs.map(|logprobs| self.top_tokens(logprobs)));
+        out.top_logprobs.push(logprobs.map(|logprobs| self.top_tokens(logprobs, top)));
     }
 
     /// The best tokens and the token itself. Of tokens that look the same the most probable one is shown.
-    fn top_tokens(&self, logprobs: &LogProbs) -> TopTokens {
-        let mut entries: Vec<(String, f32)> = Vec::with_capacity(logprobs.top.len() + 1);
-        for shown in logprobs.top.iter().chain([&logprobs.chosen]) {
+    fn top_tokens(&self, logprobs: &LogProbs, top: usize) -> TopTokens {
+        let mut entries: Vec<(String, f32)> = Vec::with_capacity(top + 1);
+        for shown in logprobs.top.iter().take(top).chain([&logprobs.chosen]) {
             let name = self.name(shown.token);
             if !entries.iter().any(|(taken, _)| *taken == name) {
                 entries.push((name, writable(shown.logprob)));
@@ -76,6 +78,25 @@ impl<'a> TokenNamer<'a> {
         }
         TopTokens(entries)
     }
+}
+
+/// A prompt's log-probabilities in vLLM's form, if asked for: null for the first token, which nothing precedes.
+pub(super) fn prompt_logprobs(
+    generation: &Generation,
+    run: &PromptRun,
+) -> Option<Vec<Option<PromptTokenLogprobs>>> {
+    let top = generation.params().prompt_logprobs? as usize;
+    let tokenizer = generation.tokenizer();
+    let named = |of: &TokenLogProb| {
+        let decoded_token = tokenizer.token_text(of.token);
+        (of.token, PromptLogprob { logprob: writable(of.logprob), rank: of.rank, decoded_token })
+    };
+    let of_token = |logprobs: &LogProbs| {
+        let others = logprobs.top.iter().take(top).filter(|other| other.token != logprobs.chosen.token);
+        PromptTokenLogprobs([&logprobs.chosen].into_iter().chain(others).map(named).collect())
+    };
+    let tokens = run.prompt.tokens.iter().zip(run.logprobs_by_token());
+    Some(tokens.map(|(_, logprobs)| logprobs.map(of_token)).collect())
 }
 
 fn writable(logprob: f32) -> f32 {

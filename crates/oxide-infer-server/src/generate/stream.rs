@@ -8,7 +8,7 @@ use super::choice::Delta;
 use super::{Generation, PromptRun};
 use crate::error::ApiError;
 use crate::protocol::params::UsageReports;
-use crate::protocol::response::{Head, Response, Usage};
+use crate::protocol::response::{Head, PromptTokenLogprobs, Response, Usage};
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::IntoResponse;
@@ -48,6 +48,9 @@ pub(crate) trait Format: Send + 'static {
 
     /// The prompt's tokens, where the response and not each answer has them.
     fn prompt_token_ids(&self, generation: &Generation) -> Option<Arc<[TokenId]>>;
+
+    /// The prompt's log-probabilities, where the response and not each answer has them.
+    fn prompt_logprobs(&self, generation: &Generation) -> Option<Vec<Option<PromptTokenLogprobs>>>;
 }
 
 /// All answers as (number, prompt, choice of the prompt), in order.

@@ -23,5 +23,6 @@ pub(crate) async fn respond_whole<F: Format>(
     }
     let mut response = Response::new(head, choices, Some(Some(generation.usage())));
     response.prompt_token_ids = format.prompt_token_ids(&generation);
+    response.prompt_logprobs = format.prompt_logprobs(&generation);
     Ok(Json(response).into_response())
 }

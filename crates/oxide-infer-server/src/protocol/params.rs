@@ -52,6 +52,21 @@ pub(crate) struct GenerationParams {
     pub(crate) token_ids: TokenIds,
     /// How log-probabilities name tokens.
     pub(crate) token_names: TokenNames,
+    /// `prompt_logprobs`: report the prompt's log-probabilities, and of this many best tokens.
+    pub(crate) prompt_logprobs: Option<u32>,
+    /// `truncate_prompt_tokens`.
+    pub(crate) truncation: Truncation,
+}
+
+/// How much of a prompt is kept. What is cut off is its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Truncation {
+    /// All of it.
+    None,
+    /// What leaves room for the answer in the model's length.
+    ToFit,
+    /// This many tokens at most.
+    To(u32),
 }
 
 /// A limit on the answer, and the field that set it.
@@ -110,6 +125,7 @@ impl GenerationParams {
         let skip_special = fields.flag("skip_special_tokens")?.unwrap_or(true);
         let return_ids = fields.flag("return_token_ids")?.unwrap_or(false);
         let name_by_id = fields.flag("return_tokens_as_token_ids")?.unwrap_or(false);
+        let delivery = read_delivery(fields)?;
         Ok(Self {
             choices: choices.unwrap_or(NonZeroU32::MIN),
             sampling: Arc::new(read_sampling(fields, bounds)?),
@@ -120,9 +136,11 @@ impl GenerationParams {
             stop_token_ids: read_stop_tokens(fields, bounds)?,
             eos: if ignore_eos { EosPolicy::Ignore } else { EosPolicy::Stop },
             special: if skip_special { SpecialInOutput::Skip } else { SpecialInOutput::Keep },
-            delivery: read_delivery(fields)?,
+            delivery,
             token_ids: if return_ids { TokenIds::Return } else { TokenIds::Omit },
             token_names: if name_by_id { TokenNames::Ids } else { TokenNames::Text },
+            prompt_logprobs: read_prompt_logprobs(fields, bounds, delivery)?,
+            truncation: read_truncation(fields)?,
         })
     }
 
@@ -136,6 +154,19 @@ impl GenerationParams {
             )),
             _ => Ok(()),
         }
+    }
+
+    /// Cuts off what `truncate_prompt_tokens` does not keep of a prompt's beginning.
+    pub(crate) fn truncate<'t>(&self, prompt: &'t [TokenId], bounds: Bounds<'_>) -> &'t [TokenId] {
+        let kept = match self.truncation {
+            Truncation::None => return prompt,
+            Truncation::ToFit => {
+                let answer = self.max_tokens.map_or(1, |max| max.tokens as usize);
+                bounds.max_model_len.saturating_sub(answer).max(1)
+            }
+            Truncation::To(tokens) => tokens as usize,
+        };
+        &prompt[prompt.len().saturating_sub(kept)..]
     }
 
     /// Tokens that an answer to a prompt of `prompt_tokens` may have; `param` is the field that holds the prompt.
@@ -280,6 +311,32 @@ pub(crate) fn read_add_special_tokens(
         Some(false) => AddSpecialTokens::Omit,
         None => default,
     })
+}
+
+fn read_prompt_logprobs(
+    fields: &mut Fields<'_>,
+    bounds: Bounds<'_>,
+    delivery: Delivery,
+) -> Result<Option<u32>, ApiError> {
+    let wanted = fields.count("prompt_logprobs", 0, bounds.limits.max_logprobs)?;
+    match (wanted, delivery) {
+        (Some(_), Delivery::Stream(_)) => {
+            Err(fields.invalid("prompt_logprobs", "is only given without 'stream': true"))
+        }
+        (wanted, _) => Ok(wanted),
+    }
+}
+
+fn read_truncation(fields: &mut Fields<'_>) -> Result<Truncation, ApiError> {
+    let name = "truncate_prompt_tokens";
+    match fields.integer(name, -1..=i64::from(u32::MAX))? {
+        None => Ok(Truncation::None),
+        Some(-1) => Ok(Truncation::ToFit),
+        Some(kept) => match u32::try_from(kept) {
+            Ok(kept) if kept > 0 => Ok(Truncation::To(kept)),
+            _ => Err(fields.invalid(name, format!("must be -1 or at least 1, got {kept}"))),
+        },
+    }
 }
 
 fn read_delivery(fields: &mut Fields<'_>) -> Result<Delivery, ApiError> {

@@ -2,7 +2,7 @@
 
 use oxide_infer::TokenId;
 use serde::Serialize;
-use serde::ser::{SerializeMap, Serializer};
+use serde::ser::Serializer;
 use std::sync::Arc;
 
 /// Tokens that a request took.
@@ -100,12 +100,22 @@ pub(crate) struct Response<C> {
     /// The prompt of a chat, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_token_ids: Option<Arc<[TokenId]>>,
+    /// Log-probabilities of the prompt of a chat, if asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<Vec<Option<PromptTokenLogprobs>>>,
 }
 
 impl<C> Response<C> {
     /// A response with nothing but answers and usage.
     pub(crate) fn new(head: Head, choices: Vec<C>, usage: Option<Option<Usage>>) -> Self {
-        Self { head, system_fingerprint: FINGERPRINT, choices, usage, prompt_token_ids: None }
+        Self {
+            head,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
+            prompt_token_ids: None,
+            prompt_logprobs: None,
+        }
     }
 }
 
@@ -186,6 +196,8 @@ pub(crate) struct CompletionChoice {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) prompt_token_ids: Option<Arc<[TokenId]>>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) prompt_logprobs: Option<Vec<Option<PromptTokenLogprobs>>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) token_ids: Option<Vec<TokenId>>,
 }
 
@@ -208,11 +220,26 @@ pub(crate) struct TopTokens(pub(crate) Vec<(String, f32)>);
 
 impl Serialize for TopTokens {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut map = serializer.serialize_map(Some(self.0.len()))?;
-        for (token, logprob) in &self.0 {
-            map.serialize_entry(token, logprob)?;
-        }
-        map.end()
+        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token, logprob)))
+    }
+}
+
+/// A prompt's token and the best tokens in its place, as a JSON object by token id in this order.
+#[derive(Debug, Default)]
+pub(crate) struct PromptTokenLogprobs(pub(crate) Vec<(TokenId, PromptLogprob)>);
+
+/// One token in a place of the prompt.
+#[derive(Debug, Serialize)]
+pub(crate) struct PromptLogprob {
+    pub(crate) logprob: f32,
+    /// 1 for the most probable token.
+    pub(crate) rank: u32,
+    pub(crate) decoded_token: String,
+}
+
+impl Serialize for PromptTokenLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(token, logprob)| (token.0, logprob)))
     }
 }
 

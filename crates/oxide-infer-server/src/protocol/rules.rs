@@ -78,7 +78,6 @@ const NO_GRAMMAR: &str = "answers cannot be held to a format";
 const NO_MEDIA: &str = "only text goes in and out";
 const NO_REASONING: &str = "pass what the model's template understands in 'chat_template_kwargs'";
 const NO_BEAMS: &str = "answers are sampled, not searched for";
-const NO_TRUNCATION: &str = "shorten the prompt before sending it";
 const NO_MASK: &str = "use 'logit_bias'";
 const NO_TRANSFER: &str = "this server computes prompt and answer in one place";
 
@@ -108,6 +107,8 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("logit_bias", GENERATION),
     accepted("logprobs", GENERATION),
     accepted("top_logprobs", CHAT),
+    accepted("prompt_logprobs", GENERATION),
+    accepted("truncate_prompt_tokens", GENERATION),
     accepted("echo", COMPLETION),
     accepted("stream", GENERATION),
     accepted("stream_options", GENERATION),
@@ -163,7 +164,6 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     unsupported("return_prompt_text", CHAT, &["false"], "use 'return_token_ids' and /detokenize"),
     unsupported("suffix", COMPLETION, &["\"\""], "text is only written at the end"),
     unsupported("prompt_embeds", COMPLETION, &[], "send text or token ids in 'prompt'"),
-    unsupported("prompt_logprobs", GENERATION, &[], "use 'echo' with 'logprobs' of /v1/completions"),
     unsupported("logprob_token_ids", GENERATION, &[], "use 'logprobs'"),
     unsupported("echo", CHAT, &["false"], "use /v1/completions"),
     unsupported("allowed_token_ids", GENERATION, &[], NO_MASK),
@@ -172,8 +172,7 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     unsupported("use_beam_search", GENERATION, &["false"], NO_BEAMS),
     unsupported("length_penalty", GENERATION, &["1", "1.0"], NO_BEAMS),
     unsupported("early_stopping", GENERATION, &["false"], NO_BEAMS),
-    unsupported("truncate_prompt_tokens", GENERATION, &[], NO_TRUNCATION),
-    unsupported("truncation_side", GENERATION, &[], NO_TRUNCATION),
+    unsupported("truncation_side", GENERATION, &["\"left\""], "only the beginning of a prompt is cut off"),
     unsupported("repetition_detection", GENERATION, &[], "use 'repetition_penalty'"),
     unsupported("watermarking", GENERATION, &["false"], "answers carry no watermark"),
     unsupported("priority", GENERATION, &["0"], "requests are served in the order of their arrival"),

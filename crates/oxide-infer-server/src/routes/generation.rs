@@ -48,7 +48,7 @@ pub(crate) async fn completion(
         Ok((prepare_completion(app, request)?, place))
     });
     let (job, place) = job.await?;
-    let format = CompletionFormat { logprobs: job.logprobs.is_some() };
+    let format = CompletionFormat { logprobs: job.logprobs };
     answer(app, arrival, job, place, format, "cmpl").await
 }
 
@@ -80,46 +80,49 @@ async fn answer<F: Format>(
 
 fn prepare_chat(app: &App, request: ChatRequest) -> Result<Job, ApiError> {
     let tokens = super::tokenize::chat_tokens(app, &request.chat)?;
-    let prompt = prepare_prompt(app, &request.params, tokens, None, "messages".to_owned())?;
+    let kept = request.params.truncate(&tokens, app.bounds());
+    let prompt = prepare_prompt(app, &request.params, kept, None, "messages".to_owned())?;
     Ok(Job {
         prompts: vec![prompt],
+        prompt_logprobs: request.params.prompt_logprobs,
         params: request.params,
         logprobs: request.logprobs,
-        prompt_logprobs: None,
     })
 }
 
 fn prepare_completion(app: &App, request: CompletionRequest) -> Result<Job, ApiError> {
     let several = request.prompts.len() > 1;
+    let echoes = request.echo == Echo::Prompt;
     let mut prompts = Vec::with_capacity(request.prompts.len());
     for (index, input) in request.prompts.into_iter().enumerate() {
         let param = if several { format!("prompt[{index}]") } else { "prompt".to_owned() };
-        let (tokens, echo) = match input {
+        let (tokens, text) = match input {
             PromptInput::Text(text) => {
                 let tokens = app.text().encode(&text, request.add_special_tokens);
-                let tokens = tokens.map_err(|error| prompt_error(error, &param))?;
-                (tokens, (request.echo == Echo::Prompt).then_some(text))
+                (tokens.map_err(|error| prompt_error(error, &param))?, Some(text))
             }
-            PromptInput::Tokens(tokens) => {
-                let text =
-                    (request.echo == Echo::Prompt).then(|| app.text().decode(&tokens, SpecialInOutput::Keep));
-                (tokens, text)
-            }
+            PromptInput::Tokens(tokens) => (tokens, None),
         };
-        prompts.push(prepare_prompt(app, &request.params, tokens, echo, param)?);
+        let kept = request.params.truncate(&tokens, app.bounds());
+        let echo = echoes.then(|| match text {
+            Some(text) if kept.len() == tokens.len() => text,
+            _ => app.text().decode(kept, SpecialInOutput::Keep),
+        });
+        prompts.push(prepare_prompt(app, &request.params, kept, echo, param)?);
     }
     Ok(Job {
         prompts,
+        // As many as the one who wants most; each is shown what it asked for.
+        prompt_logprobs: request.params.prompt_logprobs.max(request.logprobs.filter(|_| echoes)),
         params: request.params,
         logprobs: request.logprobs,
-        prompt_logprobs: request.logprobs.filter(|_| request.echo == Echo::Prompt),
     })
 }
 
 fn prepare_prompt(
     app: &App,
     params: &GenerationParams,
-    tokens: Vec<TokenId>,
+    tokens: &[TokenId],
     echo: Option<String>,
     param: String,
 ) -> Result<PreparedPrompt, ApiError> {

@@ -1,6 +1,6 @@
 //! `/v1/completions`.
 
-use crate::harness::{Harness, IM_END, LIMITS, executor, tokens};
+use crate::harness::{Harness, IM_END, LIMITS, MAX_MODEL_LEN, executor, tokens};
 use oxide_infer::TokenId;
 use oxide_infer_engine::testing::scripted::{Draw, ScriptedExecutor};
 use serde_json::{Value, json};
@@ -129,4 +129,32 @@ async fn numbers_may_be_written_with_a_fraction_of_zero() {
 async fn the_model_may_be_left_out() {
     let harness = Harness::answering("x");
     harness.post("/v1/completions", r#"{"prompt": "a"}"#).await.json();
+}
+
+#[tokio::test]
+async fn truncation_keeps_the_end_of_a_prompt() {
+    let harness = Harness::answering("x");
+    let prompt = async |prompt: Value, fields: Value| {
+        let fields = crate::harness::merged(json!({"return_token_ids": true, "echo": true}), fields);
+        let reply = harness.complete(prompt, fields).await.json();
+        let choice = &reply["choices"][0];
+        (choice["prompt_token_ids"].as_array().unwrap().len(), choice["text"].as_str().unwrap().to_owned())
+    };
+    assert_eq!(prompt(json!("abcdef"), json!({"truncate_prompt_tokens": 2})).await, (2, "efx".to_owned()));
+    assert_eq!(prompt(json!("abcdef"), json!({"truncate_prompt_tokens": 6})).await.1, "abcdefx");
+    assert_eq!(prompt(json!([97, 98, 99]), json!({"truncate_prompt_tokens": 1})).await, (1, "cx".to_owned()));
+    let long = "z".repeat(2 * MAX_MODEL_LEN);
+    let fields = json!({"truncate_prompt_tokens": -1, "max_tokens": 6});
+    assert_eq!(prompt(json!(long), fields).await.0, MAX_MODEL_LEN - 6);
+}
+
+#[tokio::test]
+async fn a_truncation_that_leaves_nothing_is_refused() {
+    let harness = Harness::answering("x");
+    for bad in [0, -2] {
+        let reply = harness.complete("abc", json!({"truncate_prompt_tokens": bad})).await;
+        reply.error(400, "invalid_value", Some("truncate_prompt_tokens"));
+    }
+    let fields = json!({"truncate_prompt_tokens": -1, "max_tokens": MAX_MODEL_LEN});
+    harness.complete("abc", fields).await.error(400, "context_length_exceeded", Some("max_tokens"));
 }

@@ -144,3 +144,47 @@ async fn tokens_are_named_by_id_on_request() {
     let names: Vec<String> = tokens("a<|im_end|>").iter().map(|id| format!("token_id:{id}")).collect();
     assert_eq!(reply["choices"][0]["logprobs"]["tokens"], json!(names));
 }
+
+/// In vLLM's form: by token id, the prompt's own token first, nothing for the first token.
+#[tokio::test]
+async fn prompt_logprobs_name_the_prompts_tokens_and_the_best_ones() {
+    let harness = Harness::answering("b");
+    let reply = harness.complete("Ha", json!({"prompt_logprobs": 2, "max_tokens": 1})).await.json();
+    let places = reply["choices"][0]["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((places.len(), &places[0], &reply["choices"][0]["logprobs"]), (2, &Value::Null, &Value::Null));
+    let place = places[1].as_object().unwrap();
+    // `a` (97), and the two best that the executor makes up, of which `a` may be one.
+    assert!(place.len() == 2 || place.len() == 3, "{place:?}");
+    assert_eq!(place["97"]["decoded_token"], "a");
+    let ranks: Vec<u64> = place.values().map(|entry| entry["rank"].as_u64().unwrap()).collect();
+    assert!(ranks.contains(&1) && ranks.contains(&2), "{ranks:?}");
+    assert!(place.values().all(|entry| entry["logprob"].as_f64().unwrap() <= 0.0));
+}
+
+#[tokio::test]
+async fn a_chats_prompt_logprobs_stand_beside_its_answers() {
+    let harness = Harness::answering("b");
+    let reply = harness.chat(json!({"prompt_logprobs": 0, "n": 2})).await.json();
+    let places = reply["prompt_logprobs"].as_array().unwrap();
+    assert_eq!((places.len(), &places[0]), (crate::harness::chat_prompt().len(), &Value::Null));
+    assert!(places[1..].iter().all(|place| place.as_object().unwrap().len() == 1));
+    let without = harness.chat(json!({})).await.json();
+    assert_eq!(without.get("prompt_logprobs"), None);
+}
+
+#[tokio::test]
+async fn echo_and_prompt_logprobs_each_show_as_many_as_they_were_asked_for() {
+    let harness = Harness::answering("b");
+    let fields = json!({"echo": true, "logprobs": 0, "prompt_logprobs": 3, "max_tokens": 1});
+    let reply = harness.complete("Ha", fields).await.json();
+    let choice = &reply["choices"][0];
+    assert_eq!(choice["logprobs"]["top_logprobs"][1].as_object().unwrap().len(), 1);
+    assert!(choice["prompt_logprobs"][1].as_object().unwrap().len() >= 3);
+}
+
+#[tokio::test]
+async fn prompt_logprobs_are_not_streamed() {
+    let harness = Harness::answering("b");
+    let reply = harness.chat(json!({"prompt_logprobs": 1, "stream": true})).await;
+    reply.error(400, "invalid_value", Some("prompt_logprobs"));
+}
