@@ -11,13 +11,16 @@ url=http://127.0.0.1:$port
 
 serve=("$binary" serve --model "$model" --served-model-name smollm2 --device cpu --port "$port")
 echo "== ${serve[*]}"
-"${serve[@]}" &
+# Log lines would stand in the middle of the answer.
+log=$(mktemp)
+"${serve[@]}" 2>"$log" &
 server=$!
-trap 'kill "$server" 2>/dev/null || true' EXIT
+trap 'kill "$server" 2>/dev/null || true; rm -f "$log"' EXIT
 
 for _ in $(seq 600); do
     curl --silent --fail --output /dev/null "$url/ready" && break
     if ! kill -0 "$server" 2>/dev/null; then
+        cat "$log" >&2
         wait "$server" || status=$?
         echo "error: the server ended with code ${status:-0} before it was ready" >&2
         exit 1
@@ -25,6 +28,7 @@ for _ in $(seq 600); do
     sleep 0.1
 done
 curl --silent --show-error --fail --output /dev/null "$url/ready"
+cat "$log"
 
 body=$(python3 -c 'import json, sys
 print(json.dumps({"model": "smollm2", "messages": [{"role": "user", "content": sys.argv[1]}], "stream": True,
@@ -37,6 +41,6 @@ curl --silent --show-error --fail --no-buffer "$url/v1/chat/completions" -H 'con
 echo
 echo "== stopping the server"
 kill -TERM "$server"
-trap - EXIT
+trap 'rm -f "$log"' EXIT
 wait "$server"
 echo "== done: the server ended with code 0"
