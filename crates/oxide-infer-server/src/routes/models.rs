@@ -4,7 +4,9 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::protocol::response::{ModelCard, ModelList};
 use axum::Json;
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::Uri;
 use std::sync::Arc;
 
 /// `GET /v1/models`.
@@ -16,8 +18,11 @@ pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<ModelList> {
 /// `GET /v1/models/{id}`; ids may have slashes.
 pub(crate) async fn one(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    uri: Uri,
+    id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<ModelCard>, ApiError> {
+    // Not UTF-8 once it is decoded, so no name of a model: it is looked for as it was sent.
+    let id = id.map_or_else(|_| uri.path().to_owned(), |Path(id)| id);
     app.check_model(Some(&id))?;
     Ok(Json(card(&app, &id)))
 }

@@ -5,6 +5,12 @@ use oxide_infer_server::{ServeError, Server, ServerConfig};
 use serde_json::json;
 
 #[tokio::test]
+async fn a_model_id_that_is_no_text_does_not_exist() {
+    let harness = Harness::answering("x");
+    harness.get("/v1/models/%ff").await.error(404, "model_not_found", Some("model"));
+}
+
+#[tokio::test]
 async fn every_name_of_the_model_is_listed_and_works() {
     let harness = Harness::new(executor("x"), |config| {
         config.served_model_names = vec!["org/first".into(), "second".into()];
