@@ -25,6 +25,7 @@ pub(crate) struct App {
     keys: KeyRing,
     metrics: Metrics,
     in_flight: Arc<Semaphore>,
+    large_bodies: Arc<Semaphore>,
     draining: AtomicBool,
     started: u64,
 }
@@ -45,6 +46,7 @@ impl App {
             metrics: Metrics::new(&config.metrics_prefix, model_name, &engine),
             keys: KeyRing::new(&config.api_keys),
             in_flight: Arc::new(Semaphore::new(config.limits.max_requests_in_flight)),
+            large_bodies: Arc::new(Semaphore::new(1)),
             eos_token_ids: text.eos_ids().into(),
             model_name: model_name.into(),
             draining: AtomicBool::new(false),
@@ -119,6 +121,11 @@ impl App {
             retry_after: Duration::from_secs(1),
         })?;
         Ok(InFlight(permit))
+    }
+
+    /// The one place for work on a large body.
+    pub(crate) fn large_bodies(&self) -> Arc<Semaphore> {
+        self.large_bodies.clone()
     }
 
     /// Refuses new requests from now on.

@@ -65,3 +65,15 @@ async fn tokenization_errors_name_their_field() {
     let unknown = json!({"model": "other", "tokens": []});
     harness.post_json("/detokenize", &unknown).await.error(404, "model_not_found", Some("model"));
 }
+
+/// They wait for each other, and small ones do not wait for them.
+#[tokio::test]
+async fn large_texts_sent_at_once_are_all_tokenized() {
+    let harness = Harness::answering("x");
+    let text = "a".repeat(300 << 10);
+    let count = async |text: &str| {
+        harness.post_json("/tokenize", &json!({"prompt": text})).await.json()["count"].as_u64()
+    };
+    let counts = tokio::join!(count(&text), count(&text), count("a"), count(&text));
+    assert_eq!(counts, (Some(300 << 10), Some(300 << 10), Some(1), Some(300 << 10)));
+}
