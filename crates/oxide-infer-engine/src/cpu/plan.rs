@@ -69,7 +69,7 @@ pub enum PlanError {
         /// The least that works.
         least: usize,
     },
-    /// An option is past what can be counted in the operators' 32-bit indices with room to spare.
+    /// An option is past what any machine can use.
     #[error("{option} is {value}; it must be at most {most}")]
     TooLarge {
         /// The option.
@@ -130,6 +130,8 @@ pub(super) struct ExecutorPlan {
 
 /// Tokens in a step; far more than fill any machine.
 const MAX_BATCH_TOKENS: usize = 1 << 20;
+/// Threads; more than any machine has cores.
+const MAX_THREADS: usize = 1024;
 /// Logits that are held at once, unless one row has more.
 const LOGIT_BYTES: usize = 16 << 20;
 /// More rows at once gain nothing.
@@ -149,9 +151,12 @@ impl ExecutorPlan {
         if let Some((option, value, least)) = least.into_iter().find(|(_, value, least)| value < least) {
             return Err(PlanError::TooSmall { option, value, least });
         }
-        if options.max_batch_tokens > MAX_BATCH_TOKENS {
-            let (option, value) = ("max_batch_tokens", options.max_batch_tokens);
-            return Err(PlanError::TooLarge { option, value, most: MAX_BATCH_TOKENS });
+        let most = [
+            ("max_batch_tokens", options.max_batch_tokens, MAX_BATCH_TOKENS),
+            ("threads", options.threads.map_or(1, NonZeroUsize::get), MAX_THREADS),
+        ];
+        if let Some((option, value, most)) = most.into_iter().find(|(_, value, most)| value > most) {
+            return Err(PlanError::TooLarge { option, value, most });
         }
         let (num_pages, max_model_len) = pages(config, options)?;
         let limits = ExecutorLimits {

@@ -46,6 +46,10 @@ fn what_does_not_fit_says_by_how_much() {
         message(CpuOptions { max_batch_tokens: usize::MAX, ..options }),
         "max_batch_tokens is 18446744073709551615; it must be at most 1048576"
     );
+    assert_eq!(
+        message(CpuOptions { threads: NonZeroUsize::new(1025), ..options }),
+        "threads is 1025; it must be at most 1024"
+    );
     let huge = message(CpuOptions { kv_memory: KvMemory(1 << 60), ..options });
     assert!(huge.starts_with("weights (0 bytes), KV (") && huge.ends_with(" are missing"), "{huge}");
 }
