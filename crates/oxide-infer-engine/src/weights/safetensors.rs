@@ -180,7 +180,8 @@ impl SafetensorsFiles {
     }
 }
 
-/// The tensors of a file with their places in it: each inside the file, of the size its shape and type say.
+/// The tensors of a file with their places in it: each inside the file, of the size its shape and type say, and apart
+/// from the others.
 fn read_header(file: &[u8]) -> Result<BTreeMap<String, (TensorInfo, Range<usize>)>, String> {
     let Some((length, rest)) = file.split_first_chunk::<8>() else {
         return Err(format!("it has {} bytes, and the header's length alone takes 8", file.len()));
@@ -194,7 +195,7 @@ fn read_header(file: &[u8]) -> Result<BTreeMap<String, (TensorInfo, Range<usize>
         serde_json::from_slice(header).map_err(|error| format!("its header is not JSON: {error}"))?;
     header.remove("__metadata__");
     let data_start = file.len() - data.len();
-    header
+    let tensors = header
         .into_iter()
         .map(|(name, value)| {
             let info: TensorInfo =
@@ -204,7 +205,7 @@ fn read_header(file: &[u8]) -> Result<BTreeMap<String, (TensorInfo, Range<usize>
             if end > data.len() || start > end {
                 return Err(format!("tensor {name:?} is at {start}..{end} of {} bytes of data", data.len()));
             }
-            if bits != (end - start).checked_mul(8) || bits == Some(0) {
+            if bits != (end - start).checked_mul(8) {
                 return Err(format!(
                     "tensor {name:?} of type {:?} and shape {:?} is given {} bytes",
                     info.dtype,
@@ -215,7 +216,20 @@ fn read_header(file: &[u8]) -> Result<BTreeMap<String, (TensorInfo, Range<usize>
             let bytes = data_start + start..data_start + end;
             Ok((name, (info, bytes)))
         })
-        .collect()
+        .collect::<Result<_, _>>()?;
+    refuse_overlaps(&tensors)?;
+    Ok(tensors)
+}
+
+fn refuse_overlaps(tensors: &BTreeMap<String, (TensorInfo, Range<usize>)>) -> Result<(), String> {
+    let places =
+        tensors.iter().map(|(name, (_, bytes))| (bytes, name)).filter(|(bytes, _)| !bytes.is_empty());
+    let mut places: Vec<_> = places.collect();
+    places.sort_unstable_by_key(|(bytes, _)| bytes.start);
+    match places.windows(2).find(|pair| pair[0].0.end > pair[1].0.start) {
+        Some(pair) => Err(format!("tensors {:?} and {:?} have bytes in common", pair[0].1, pair[1].1)),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

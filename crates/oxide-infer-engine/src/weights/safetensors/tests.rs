@@ -65,7 +65,7 @@ fn every_kind_of_damage_is_named() {
         (safetensors_file_of(&info("F32", "[1]", "[0, 8]"), &[0; 4]), "at 0..8 of 4 bytes"),
         (safetensors_file_of(&info("F32", "[1]", "[4, 0]"), &[0; 4]), "at 4..0 of 4 bytes"),
         (safetensors_file_of(&info("F32", "[2]", "[0, 4]"), &[0; 4]), "shape [2] is given 4 bytes"),
-        (safetensors_file_of(&info("F32", "[0]", "[0, 0]"), &[0; 4]), "shape [0] is given 0 bytes"),
+        (safetensors_file_of(&info("F32", "[0]", "[0, 4]"), &[0; 4]), "shape [0] is given 4 bytes"),
         (
             safetensors_file_of(&info("F32", "[4294967296, 4294967296]", "[0, 4]"), &[0; 4]),
             "is given 4 bytes",
@@ -75,6 +75,22 @@ fn every_kind_of_damage_is_named() {
         let message = message(&[(SINGLE, &file)]);
         assert!(message.contains(words), "{message:?} does not say {words:?}");
     }
+}
+
+#[test]
+fn tensors_that_share_bytes_are_refused_and_empty_ones_are_nobodys_neighbours() {
+    let file = |offsets: [&str; 3], shape: &str| {
+        let info = |name: &str, shape: &str, at: &str| {
+            format!(r#""{name}": {{"dtype": "F16", "shape": {shape}, "data_offsets": {at}}}"#)
+        };
+        let [a, b, c] = offsets;
+        let header = [info("a", "[2]", a), info("b", "[2]", b), info("c", shape, c)].join(", ");
+        safetensors_file_of(&format!("{{{header}}}"), &[0; 8])
+    };
+    let shared = message(&[(SINGLE, &file(["[2, 6]", "[0, 4]", "[4, 8]"], "[2]"))]);
+    assert!(shared.ends_with("tensors \"b\" and \"a\" have bytes in common"), "{shared}");
+    let apart = dir(&[(SINGLE, &file(["[4, 8]", "[0, 4]", "[2, 2]"], "[0]"))]);
+    assert_eq!(SafetensorsFiles::open(apart.path()).unwrap().names().count(), 3);
 }
 
 proptest! {
