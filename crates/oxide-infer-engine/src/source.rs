@@ -151,9 +151,14 @@ fn read_config(dir: &Path) -> Result<ModelConfig, SourceError> {
     let Some(config) = read_optional(&path)? else {
         return Err(SourceError::NotAModel { path: dir.to_owned(), hint: gguf_hint(dir) });
     };
-    let generation = read_optional(&dir.join("generation_config.json"))?;
-    ModelConfig::from_json(&config, generation.as_deref())
-        .map_err(|source| SourceError::Config { path, source })
+    let config = ModelConfig::from_json(&config).map_err(|source| SourceError::Config { path, source })?;
+    let path = dir.join("generation_config.json");
+    match read_optional(&path)? {
+        Some(generation) => {
+            config.with_generation_config(&generation).map_err(|source| SourceError::Config { path, source })
+        }
+        None => Ok(config),
+    }
 }
 
 fn read_optional(path: &Path) -> Result<Option<String>, SourceError> {

@@ -34,7 +34,7 @@ pub(crate) fn run(options: &ExportOptions) -> Result<()> {
     let config = std::fs::read_to_string(&options.config)
         .with_context(|| format!("reading {}", options.config.display()))?;
     let decoder = DenseDecoder::new(source.config());
-    let named = ModelConfig::from_json(&config, None)
+    let named = ModelConfig::from_json(&config)
         .with_context(|| format!("{} is not a configuration", options.config.display()))?;
     ensure!(
         DenseDecoder::new(&named) == decoder,

@@ -214,7 +214,7 @@ fn every_dense_decoder_family_is_covered_at_its_published_shapes() {
             "head_dim": head_dim, "vocab_size": vocab, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
             "hidden_act": "silu", "rope_theta": 1e6, "tie_word_embeddings": true, "sliding_window": null
         });
-        let config = crate::model::ModelConfig::from_json(&config.to_string(), None).unwrap();
+        let config = crate::model::ModelConfig::from_json(&config.to_string()).unwrap();
         let covered = check_coverage(&config, &registry, &CudaOptions::default());
         assert!(covered.is_ok(), "{name}: {}", covered.unwrap_err());
     }

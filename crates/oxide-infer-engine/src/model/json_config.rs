@@ -16,11 +16,11 @@ const MAX_WINDOW_LAYERS: usize = 28;
 const QWEN3_HEAD_DIM: usize = 128;
 
 impl ModelConfig {
-    /// Reads a `config.json`, and a `generation_config.json` if there is one, whose end-of-sequence ids are added.
+    /// Reads a `config.json`.
     ///
     /// # Errors
     /// [`ConfigError`], naming the field and its value.
-    pub fn from_json(config: &str, generation_config: Option<&str>) -> Result<Self, ConfigError> {
+    pub fn from_json(config: &str) -> Result<Self, ConfigError> {
         let root = parse(config)?;
         let fields = Fields { object: &root, prefix: "" };
         let architecture = architecture(&fields)?;
@@ -31,14 +31,6 @@ impl ModelConfig {
         let num_layers = fields.size("num_hidden_layers")?;
         let trained_positions = fields.size("max_position_embeddings")?;
         let rope = rope(&fields, trained_positions)?;
-        let mut eos_token_ids = fields.token_ids("eos_token_id")?;
-        if let Some(generation) = generation_config {
-            let generation = parse(generation)?;
-            let more = Fields { object: &generation, prefix: "generation_config.json " }
-                .token_ids("eos_token_id")?;
-            eos_token_ids
-                .extend(more.into_iter().filter(|id| !eos_token_ids.contains(id)).collect::<Vec<_>>());
-        }
         Self {
             architecture,
             num_layers,
@@ -61,10 +53,24 @@ impl ModelConfig {
                 Architecture::Llama | Architecture::Mistral | Architecture::Qwen2 => QkNorm::None,
             },
             sliding_windows: sliding_windows(&fields, architecture, num_layers)?,
-            eos_token_ids,
+            eos_token_ids: fields.token_ids("eos_token_id")?,
             bos_token_id: fields.token_ids("bos_token_id")?.first().copied(),
         }
         .validated()
+    }
+
+    /// Adds the end-of-sequence ids of a `generation_config.json`.
+    ///
+    /// # Errors
+    /// [`ConfigError`], naming the field and its value.
+    pub fn with_generation_config(mut self, generation_config: &str) -> Result<Self, ConfigError> {
+        let root = parse(generation_config)?;
+        for id in (Fields { object: &root, prefix: "" }).token_ids("eos_token_id")? {
+            if !self.eos_token_ids.contains(&id) {
+                self.eos_token_ids.push(id);
+            }
+        }
+        self.validated()
     }
 }
 

@@ -37,7 +37,9 @@ fn end_tokens_of_the_generation_configuration_are_added() {
     std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": [2, 7]}"#).unwrap();
     assert_eq!(ModelSource::open(dir.path()).unwrap().config().eos_token_ids, [TokenId(2), TokenId(7)]);
     std::fs::write(dir.path().join("generation_config.json"), "{").unwrap();
-    assert!(message(dir.path()).contains("not a JSON object"));
+    assert!(message(dir.path()).contains("generation_config.json: not a JSON object"));
+    std::fs::write(dir.path().join("generation_config.json"), r#"{"eos_token_id": 128}"#).unwrap();
+    assert!(message(dir.path()).contains("generation_config.json: eos_token_id or bos_token_id is 128"));
 }
 
 #[test]

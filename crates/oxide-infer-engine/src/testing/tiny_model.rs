@@ -42,7 +42,7 @@ impl TinyModel {
         for (name, value) in fields.as_object().into_iter().flatten() {
             config[name] = value.clone();
         }
-        let parsed = ModelConfig::from_json(&config.to_string(), None).expect("the configuration is valid");
+        let parsed = ModelConfig::from_json(&config.to_string()).expect("the configuration is valid");
         let weights = DenseDecoder::new(&parsed).weights();
         let tensors =
             weights.into_iter().map(|weight| TinyTensor { weight, values: values(&weight) }).collect();

@@ -7,7 +7,7 @@ fn config(json: serde_json::Value) -> ModelConfig {
         "vocab_size": 10
     });
     config.as_object_mut().unwrap().extend(json.as_object().unwrap().clone());
-    ModelConfig::from_json(&config.to_string(), None).unwrap()
+    ModelConfig::from_json(&config.to_string()).unwrap()
 }
 
 #[test]

@@ -26,7 +26,7 @@ fn qwen2() -> Value {
 }
 
 fn read(config: &Value) -> Result<ModelConfig, ConfigError> {
-    ModelConfig::from_json(&config.to_string(), None)
+    ModelConfig::from_json(&config.to_string())
 }
 
 /// The configuration with fields replaced; `null` stays as it is and the string "absent" removes the field.
@@ -75,7 +75,7 @@ fn rope_parameters_of_transformers_5_are_read_like_the_old_fields() {
 #[test]
 fn qwen2_has_biases_and_the_generation_configuration_adds_its_end_tokens() {
     let generation = r#"{"eos_token_id": [151645, 151643], "temperature": 0.7}"#;
-    let config = ModelConfig::from_json(&qwen2().to_string(), Some(generation)).unwrap();
+    let config = read(&qwen2()).unwrap().with_generation_config(generation).unwrap();
     assert_eq!(config.biases, Biases { qkv: true, output: false, feed_forward: false });
     assert_eq!(config.head_dim, 128);
     assert_eq!(config.eos_token_ids, [TokenId(151645), TokenId(151643)]);
@@ -199,6 +199,6 @@ fn every_refusal_names_the_field_the_value_and_what_was_expected() {
         let result = read(&with(llama(), fields.clone()));
         assert_eq!(result.err().map(|error| error.to_string()).unwrap_or_default(), message, "{fields}");
     }
-    let text = ModelConfig::from_json("[1]", None).unwrap_err().to_string();
+    let text = ModelConfig::from_json("[1]").unwrap_err().to_string();
     assert!(text.starts_with("not a JSON object"), "{text}");
 }
