@@ -22,7 +22,8 @@ pub(crate) fn print_error(error: &anyhow::Error) {
     if error.chain().any(|cause| cause.downcast_ref().is_some_and(gone)) {
         return;
     }
-    eprintln!("error: {}", message(error));
+    // `eprintln!` would panic if standard error is closed.
+    writeln!(std::io::stderr(), "error: {}", message(error)).ok();
 }
 
 /// An error and its causes in one text, each once.
