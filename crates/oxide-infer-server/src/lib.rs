@@ -1,7 +1,7 @@
 //! The OpenAI-compatible HTTP server of Oxide Infer.
 //!
-//! [`serve`] takes a [`ServerConfig`], a running engine and a [`text::TextModel`], and serves them until it is told to
-//! stop. [`Server::router`] gives the same service without a network. A request passes `routes` (reading), `protocol`
+//! [`Server`] takes a [`ServerConfig`], a running engine and a [`text::TextModel`]; [`Server::run`] serves them on what
+//! [`listen`] returned until it is told to stop. [`Server::router`] gives the same service without a network. A request passes `routes` (reading), `protocol`
 //! (checking), [`text`] (template and tokenizer), `generate` (engine and back), and leaves as JSON or server-sent events.
 
 mod app;
@@ -21,4 +21,4 @@ pub mod text;
 
 pub use config::{ApiKey, Cors, Limits, SamplingDefaults, ServerConfig};
 pub use error::ApiError;
-pub use server::{ServeError, Server, serve};
+pub use server::{ServeError, Server, listen};

@@ -54,23 +54,16 @@ pub enum ServeError {
     EngineHung,
 }
 
-/// Serves `engine` and `text` until `shutdown` resolves, then drains: requests in flight go on for at most the
-/// configuration's drain timeout while new ones get 503.
+/// Checks `config` and takes its address, which can be done before a model is loaded. Connections wait until
+/// [`Server::run`] serves them.
 ///
 /// # Errors
-/// The server cannot start, or the engine failed or hangs.
-pub async fn serve(
-    config: ServerConfig,
-    engine: EngineHandle,
-    text: Arc<TextModel>,
-    shutdown: impl Future<Output = ()>,
-) -> Result<(), ServeError> {
-    let address = (config.host.clone(), config.port);
-    let server = Server::new(config, engine, text)?;
-    let listener = TcpListener::bind(&address)
+/// The configuration makes no sense, or its address cannot be listened on.
+pub async fn listen(config: &ServerConfig) -> Result<TcpListener, ServeError> {
+    check(config)?;
+    TcpListener::bind((config.host.as_str(), config.port))
         .await
-        .map_err(|source| ServeError::Listen { address: format!("{}:{}", address.0, address.1), source })?;
-    server.run(listener, shutdown).await
+        .map_err(|source| ServeError::Listen { address: format!("{}:{}", config.host, config.port), source })
 }
 
 impl Server {

@@ -5,7 +5,7 @@ use crate::model::ModelName;
 use crate::{load, terminal};
 use anyhow::Context;
 use oxide_infer_server::text::SpecialInContent;
-use oxide_infer_server::{ApiKey, Cors, Limits, ServeError, ServerConfig};
+use oxide_infer_server::{ApiKey, Cors, Limits, ServeError, Server, ServerConfig};
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -27,6 +27,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     // What is wrong with the options should not wait for a model to load.
     let name = ModelName::parse(&args.model.model)?;
     let mut config = server_config(args, &name)?;
+    let listener = oxide_infer_server::listen(&config).await?;
     let mut shutdown = Box::pin(shutdown()?);
     let special = match args.escape_special_tokens {
         true => SpecialInContent::Escape,
@@ -37,8 +38,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         () = &mut shutdown => return Ok(ExitCode::SUCCESS),
     };
     config.sampling_defaults = loaded.defaults.into();
-    let result = oxide_infer_server::serve(config, loaded.engine, loaded.text, shutdown).await;
-    match result {
+    match Server::new(config, loaded.engine, loaded.text)?.run(listener, shutdown).await {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error @ (ServeError::EngineFailed(_) | ServeError::EngineHung)) => {
             terminal::print_error(&error.into());
@@ -77,11 +77,19 @@ fn cors(origins: &[String]) -> anyhow::Result<Cors> {
         return Ok(Cors::AnyOrigin);
     }
     let parsed = origins.iter().map(|origin| {
-        origin
-            .parse()
+        let value = origin.parse().ok().filter(|_| is_origin(origin));
+        value
             .with_context(|| format!("--cors-origin {origin:?} is not an origin such as https://example.com"))
     });
     Ok(Cors::Origins(parsed.collect::<anyhow::Result<_>>()?))
+}
+
+/// Whether it is what a browser can send as `Origin`: a scheme and a host, perhaps a port, and no path.
+fn is_origin(text: &str) -> bool {
+    text.split_once("://").is_some_and(|(scheme, host)| {
+        let is_plain = |part: &str| part.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+        !scheme.is_empty() && !host.is_empty() && is_plain(scheme) && is_plain(host)
+    })
 }
 
 /// Resolves at the first SIGTERM or SIGINT. The signals are caught from now on, so that one that comes while the model
@@ -118,5 +126,8 @@ mod tests {
             matches!(list(&["https://a.example"]).unwrap(), Cors::Origins(origins) if origins.len() == 1)
         );
         assert!(list(&["bad\norigin"]).unwrap_err().to_string().contains("bad\\norigin"));
+        for wrong in ["no origin", "example.com", "https://a.example/path", "https://", ""] {
+            assert!(list(&[wrong]).unwrap_err().to_string().contains("is not an origin"), "{wrong}");
+        }
     }
 }
