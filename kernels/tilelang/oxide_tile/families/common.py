@@ -46,3 +46,14 @@ def exactly(value: int) -> Domain:
 def report(status, code, index):
     """Write the status word: the highest code wins, and among its reports the lowest index."""
     T.atomic_max(status[0], code * (1 << 24) + ((1 << 24) - 1) - T.min(index, (1 << 24) - 1))
+
+
+@T.macro
+def overlap_predecessor():
+    """Let the next kernel's blocks be placed already, and wait until the one before has ended and its writes are seen.
+
+    Every kernel that is launched early waits here before it touches memory, so what was true for its predecessor's
+    predecessors is true for it.
+    """
+    T.pdl_trigger()
+    T.pdl_sync()

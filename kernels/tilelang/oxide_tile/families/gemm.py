@@ -12,7 +12,7 @@ import tilelang.language as T
 
 from oxide_tile.definition import UNLIMITED, Definition, DefinitionError, Domain, Tensor
 from oxide_tile.expr import Name
-from oxide_tile.families.common import F32, TILE_DTYPES, vector_lanes
+from oxide_tile.families.common import F32, TILE_DTYPES, overlap_predecessor, vector_lanes
 
 EPILOGUES = ("none", "bias", "residual", "swiglu")
 
@@ -45,6 +45,7 @@ def dense(
         output: T.Tensor((m, n), out_tile),
     ):
         with T.Kernel(T.ceildiv(n, columns), T.ceildiv(m, block_m), threads=threads) as (column, row):
+            overlap_predecessor()
             input_tile = T.alloc_shared((block_m, block_k), tile)
             weight_tile = T.alloc_shared((columns, block_k), tile)
             sum_ = T.alloc_fragment((block_m, columns), F32)
@@ -112,6 +113,7 @@ def dense_small(
         output: T.Tensor((m, n), out_tile),
     ):
         with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (column, row):
+            overlap_predecessor()
             input_tile = T.alloc_shared((block_m, block_k), tile)
             weight_tile = T.alloc_shared((block_n, block_k), tile)
             sum_ = T.alloc_fragment((block_n, block_m), F32)
@@ -176,6 +178,7 @@ def dense_split_k(
         output: T.Tensor((m, n), out_tile),
     ):
         with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), splits, threads=threads) as (column, row, part):
+            overlap_predecessor()
             input_tile = T.alloc_shared((block_m, block_k), tile)
             weight_tile = T.alloc_shared((block_n, block_k), tile)
             sum_ = T.alloc_fragment((block_n, block_m), F32)
@@ -193,7 +196,7 @@ def dense_split_k(
         with T.Kernel(T.ceildiv(n, columns), m, threads=columns) as (column, row):
             at = column * columns + T.get_thread_binding()
             total = T.alloc_var(F32, init=0.0)
-            T.pdl_sync()
+            overlap_predecessor()
             if at < n:
                 for part in T.serial(splits):
                     total += partial[part, row, at]

@@ -19,6 +19,7 @@ from oxide_tile.families.common import (
     STATUS,
     TILE_DTYPES,
     exactly,
+    overlap_predecessor,
     report,
 )
 
@@ -56,6 +57,7 @@ def rope_append(dtype: str, head_dim: int, qk_norm: str, threads: int) -> Defini
         epsilon: T.float32,
     ):
         with T.Kernel(tokens, threads=threads) as token:
+            overlap_predecessor()
             thread = T.get_thread_binding()
             sequence = T.alloc_var(I32, init=0)
             page = T.alloc_var(I32, init=-1)

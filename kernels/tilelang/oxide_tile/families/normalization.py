@@ -8,7 +8,7 @@ import tilelang.language as T
 
 from oxide_tile.definition import Definition, Domain, Tensor
 from oxide_tile.expr import Name
-from oxide_tile.families.common import F32, TILE_DTYPES, part, vector_lanes
+from oxide_tile.families.common import F32, TILE_DTYPES, overlap_predecessor, part, vector_lanes
 
 
 def rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
@@ -25,6 +25,7 @@ def rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
         epsilon: T.float32,
     ):
         with T.Kernel(rows, threads=threads) as row:
+            overlap_predecessor()
             value = T.alloc_fragment((slots, lanes), F32)
             for i, j in T.Parallel(slots, lanes):
                 value[i, j] = T.if_then_else(i < vectors_of_row, T.cast(input[row, i, j], F32), 0.0)
@@ -51,6 +52,7 @@ def add_rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
         epsilon: T.float32,
     ):
         with T.Kernel(rows, threads=threads) as row:
+            overlap_predecessor()
             value = T.alloc_fragment((slots, lanes), F32)
             total = T.alloc_fragment((slots, lanes), tile)
             for i, j in T.Parallel(slots, lanes):

@@ -9,7 +9,7 @@ import tilelang.language as T
 from oxide_tile.definition import Definition, DefinitionError, Domain, Tensor
 from oxide_tile.families import attention
 from oxide_tile.families.attention import LOG2_E, LOWEST, check_tables, clear_unused_slots, update_softmax
-from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES
+from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, overlap_predecessor
 
 SPLITS = ("split", "whole")
 WARP = 32
@@ -66,9 +66,7 @@ def paged_decode(
             T.no_set_max_nreg()
             T.annotate_min_blocks_per_sm(blocks)
 
-            if splits_pages:
-                # The merging blocks may take their places now; they wait for the end of this kernel.
-                T.pdl_trigger()
+            overlap_predecessor()
             length = kv_len[sequence]
             pages = T.max(T.min(T.ceildiv(length, PAGE_SIZE), max_pages), 0)
             pages_of_share = T.ceildiv(pages, splits)
@@ -149,8 +147,7 @@ def merge(partial_output, partial_lse, output, kv_len, head, sequence, splits, m
     total = T.alloc_var(F32, init=0.0)
     thread = T.get_thread_binding()
     team, first = thread // team_size, thread % team_size * MERGE_LANES
-    # The first kernel's results are there after this.
-    T.pdl_sync()
+    overlap_predecessor()
     pages = T.alloc_var(I32, init=T.max(T.min(T.ceildiv(kv_len[sequence], PAGE_SIZE), max_pages), 0))
     shares = T.alloc_var(I32, init=T.ceildiv(pages, T.max(T.ceildiv(pages, splits), 1)))
     for step in T.serial(T.ceildiv(shares, WARP)):
