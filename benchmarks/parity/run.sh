@@ -6,7 +6,7 @@
 #   LAB       the lab's binary          [target/release/oxide-infer-lab]
 #   REVISION  its source revision       [git rev-parse HEAD]
 #   DEVICE    cuda, cuda:N or cpu       [cuda]
-#   MODES     the first is what the bits of the others are compared with  [alone batched chunked preempted warm]
+#   MODES     the first is what the bits of the others are compared with  [alone eager batched chunked preempted warm]
 #   SCRATCH   folder for up to 20 GB    [/dev/shm/oxide-infer-parity]
 set -euo pipefail
 profile=$1 record=$(realpath "$2")
@@ -32,7 +32,7 @@ else
 fi
 
 logits=()
-for mode in ${MODES:-alone batched chunked preempted warm}; do
+for mode in ${MODES:-alone eager batched chunked preempted warm}; do
     "$lab" parity --model "$model" --cases "$scratch/cases.json" --mode "$mode" --device "$device" \
         --logits "$scratch/$mode.bin"
     logits+=(--logits "$mode=$scratch/$mode.bin")

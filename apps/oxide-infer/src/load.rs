@@ -143,6 +143,7 @@ fn load_on_gpu(
         max_batch_tokens: options.max_batch_tokens.unwrap_or(default.max_batch_tokens),
         max_sequences: options.max_sequences.unwrap_or(default.max_sequences),
         kv_memory: options.kv_memory.map(|size| size.0),
+        ..default
     };
     let executor = load_cuda(source, ordinal, &cuda, update).map_err(explain_cuda)?;
     report(&executor.limits(), ByteSize(executor.kv_bytes()));

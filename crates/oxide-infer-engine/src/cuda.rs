@@ -26,5 +26,5 @@ mod weights;
 
 pub use executor::CudaExecutor;
 pub use load::{CudaLoadError, load_cuda, load_cuda_on};
-pub use options::{CudaOptions, CudaPlanError};
+pub use options::{CudaOptions, CudaPlanError, DecodeLaunch};
 pub use plan::{Uncovered, UncoveredError, check_coverage};

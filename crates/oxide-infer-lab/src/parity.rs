@@ -12,7 +12,7 @@ use cases::Cases;
 use clap::{Args, ValueEnum};
 use modes::Runner;
 use oxide_infer_engine::cpu::{CpuOptions, KvMemory};
-use oxide_infer_engine::cuda::{CudaOptions, load_cuda};
+use oxide_infer_engine::cuda::{CudaOptions, DecodeLaunch, load_cuda};
 use oxide_infer_engine::{ExecutorLimits, LogitsTap, ModelSource, load_cpu};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -63,6 +63,8 @@ pub(crate) enum Mode {
     Preempted,
     /// After the prompt has been computed once, so that its pages are in the prefix cache.
     Warm,
+    /// As alone, decodes launched operator by operator instead of as graphs. On the CPU the same as alone.
+    Eager,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -138,8 +140,12 @@ fn load(source: &ModelSource, options: &ParityOptions) -> Result<Box<dyn LogitsT
             Ok(Box::new(load_cpu(source, &cpu, &mut |_| ())?))
         }
         Device::Cuda(ordinal) => {
-            let cuda =
-                CudaOptions { kv_memory: options.kv_mib.map(|mib| mib << 20), ..CudaOptions::default() };
+            let decode_launch = match options.mode {
+                Mode::Eager => DecodeLaunch::Eager,
+                _ => DecodeLaunch::Graph,
+            };
+            let kv_memory = options.kv_mib.map(|mib| mib << 20);
+            let cuda = CudaOptions { kv_memory, decode_launch, ..CudaOptions::default() };
             Ok(Box::new(load_cuda(source, ordinal, &cuda, &mut |_| ())?))
         }
     }

@@ -4,6 +4,7 @@ use super::classes::StepClass;
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::{Activation, CudaOperator, Norm, Residual};
 use super::memory::DeviceBuffers;
+use super::options::DecodeLaunch;
 use super::plan::{HeadOperator, Plans, Requests, WORKSPACE_ALIGNMENT};
 use super::weights::WeightLayout;
 use crate::metrics::OperatorCounters;
@@ -76,7 +77,7 @@ pub(super) struct BoundBody {
     pub(super) layout: BodyLayout,
     /// From token ids to the residual stream; of a decode step to logits.
     pub(super) operators: Sequence,
-    /// Those operators as one launch; decode steps have it.
+    /// Those operators as one launch; decode steps have it, unless they are to be launched one by one.
     pub(super) graph: Option<Graph>,
 }
 
@@ -109,6 +110,7 @@ pub(super) struct Binder<'a> {
     pub(super) weights: &'a WeightLayout,
     pub(super) status: &'a StatusWord,
     pub(super) counters: &'a mut OperatorCounters,
+    pub(super) decode_launch: DecodeLaunch,
 }
 
 impl Binder<'_> {
@@ -128,7 +130,10 @@ impl Binder<'_> {
                 let hidden = self.buffers.activation(Activation::Hidden).clone();
                 self.head_norm(rows, &hidden, &mut operators)?;
                 self.logits(rows, &mut operators)?;
-                Some(Graph::capture(stream, |scope| operators.enqueue(scope))?)
+                match self.decode_launch {
+                    DecodeLaunch::Graph => Some(Graph::capture(stream, |scope| operators.enqueue(scope))?),
+                    DecodeLaunch::Eager => None,
+                }
             }
             StepClass::Mixed { .. } => None,
         };

@@ -33,8 +33,17 @@ pub struct CudaExecutor {
     pub(super) in_flight: VecDeque<InFlight>,
     /// Lists of steps that were collected, whose allocations are used again.
     pub(super) spare: Vec<StepLists>,
-    /// Rows of the logits of the step that was collected last which drew, if logits are kept.
-    pub(super) kept: Option<Vec<usize>>,
+    /// What it takes to show logits, if they are kept.
+    pub(super) kept: Option<KeptLogits>,
+}
+
+/// Which logits of the step that was collected last were drawn from.
+#[derive(Default)]
+pub(super) struct KeptLogits {
+    /// Rows of the logits.
+    rows: Vec<usize>,
+    /// Where they are copied to, as large as was ever needed.
+    staged: Option<PinnedMemory<f32>>,
 }
 
 /// The bodies of every class.
@@ -123,8 +132,8 @@ impl Executor for CudaExecutor {
         let InFlight { completion, lists } =
             self.in_flight.pop_front().ok_or_else(|| failure("no step is in flight"))?;
         completion.wait().map_err(failure)?;
-        if self.kept.is_some() {
-            self.kept = Some(drawn_rows(&lists)?);
+        if let Some(kept) = &mut self.kept {
+            kept.rows = drawn_rows(&lists)?;
         }
         self.read(&lists, output);
         self.spare.push(lists);
@@ -440,19 +449,26 @@ impl LogitsTap for CudaExecutor {
         if !self.in_flight.is_empty() {
             return Err(failure("the step in flight must be collected before its logits are read"));
         }
-        let Some(rows) = &self.kept else {
+        let Some(KeptLogits { rows, staged }) = &mut self.kept else {
             return Err(failure("the logits of this step were not kept"));
         };
         let vocab_size = self.limits.vocab_size;
         let held = rows.last().map_or(0, |&row| row + 1);
         let source = self.buffers.logits.slice(0..held * vocab_size).map_err(failure)?;
-        let staged = PinnedMemory::allocate(self.stream.context(), source.len()).map_err(failure)?;
+        let staged = match staged {
+            Some(staged) if staged.len() >= source.len() => staged,
+            _ => {
+                let fresh = PinnedMemory::allocate(self.stream.context(), source.len()).map_err(failure)?;
+                staged.insert(fresh)
+            }
+        };
         let mut scope = CommandScope::new(&self.stream).map_err(failure)?;
-        scope.copy_out(&source, &staged).map_err(failure)?;
+        let target = staged.slice(0..source.len()).map_err(failure)?;
+        scope.copy_out(&source, &target).map_err(failure)?;
         scope.finish().map_err(failure)?.wait().map_err(failure)?;
         let mut logits = vec![0.0; rows.len() * vocab_size];
         for (row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocab_size)) {
-            staged.read_into(row * vocab_size, logits).map_err(failure)?;
+            target.read_into(row * vocab_size, logits).map_err(failure)?;
         }
         Ok(logits)
     }

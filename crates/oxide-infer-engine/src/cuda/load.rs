@@ -142,6 +142,7 @@ pub fn load_cuda_on(
         weights: &layout,
         status: &status,
         counters: &mut counters,
+        decode_launch: options.decode_launch,
     };
     let bodies = bodies(&mut binder, &sizes.classes, &stream)?;
     let heads = sizes.classes.head.iter().map(|&rows| binder.head(rows)).collect::<Result<_, _>>()?;

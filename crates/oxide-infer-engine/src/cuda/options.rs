@@ -15,6 +15,18 @@ pub struct CudaOptions {
     /// Bytes for keys and values. If absent: [`CudaOptions::KV_SHARE`] of the device memory that weights and workspace
     /// leave free.
     pub kv_memory: Option<u64>,
+    /// How steps of decodes are launched.
+    pub decode_launch: DecodeLaunch,
+}
+
+/// How the operators of a decode step are launched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DecodeLaunch {
+    /// As one graph for each class, captured when the model is loaded.
+    #[default]
+    Graph,
+    /// One by one, for parity runs and profilers.
+    Eager,
 }
 
 impl CudaOptions {
@@ -25,7 +37,13 @@ impl CudaOptions {
 impl Default for CudaOptions {
     /// The model's own length as far as memory goes, 8,192 tokens a step, 256 sequences, most of the free memory for KV.
     fn default() -> Self {
-        Self { max_model_len: None, max_batch_tokens: 8192, max_sequences: 256, kv_memory: None }
+        Self {
+            max_model_len: None,
+            max_batch_tokens: 8192,
+            max_sequences: 256,
+            kv_memory: None,
+            decode_launch: DecodeLaunch::Graph,
+        }
     }
 }
 

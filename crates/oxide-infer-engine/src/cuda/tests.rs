@@ -1,7 +1,7 @@
 //! The executor over a simulated device, which copies and fills memory and computes nothing: what is proven here is which
 //! work is enqueued, over which memory, and that nothing of it is lost or freed early.
 
-use super::{CudaExecutor, CudaLoadError, CudaOptions, check_coverage, load_cuda_on};
+use super::{CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, check_coverage, load_cuda_on};
 use crate::batch::Executor;
 use crate::model::Architecture;
 use crate::request::{Masking, RequestError, StopConditions};
@@ -21,6 +21,7 @@ const OPTIONS: CudaOptions = CudaOptions {
     max_batch_tokens: 48,
     max_sequences: 6,
     kv_memory: Some(1 << 20),
+    decode_launch: DecodeLaunch::Graph,
 };
 
 fn fields() -> Value {

@@ -36,7 +36,7 @@ impl Runner {
     /// Computes every case, and makes sure that it was in the company that the mode promises.
     pub(super) fn run(&mut self, mode: Mode, chunk: usize) -> Result<()> {
         match mode {
-            Mode::Alone => self.alone(self.limits),
+            Mode::Alone | Mode::Eager => self.alone(self.limits),
             Mode::Batched => self.batched(),
             Mode::Chunked => self.chunked(chunk),
             Mode::Preempted => self.preempted(),
