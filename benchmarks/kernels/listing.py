@@ -5,9 +5,9 @@
         oxide-infer bench --model DIR --weights random:1 --device cuda --input-len 128 --output-len 4 --repeat 1
     python3 benchmarks/kernels/listing.py kernels.csv --revision REV --json docs/evidence/RECORD.json
 
-A step begins with the kernel of `embedding.gather` with feedback. The record holds one prefill step and one decode step,
-the last of each: kernels in order, with the time that ncu measured (alone on the device, clocks as ncu sets them). It fails
-if any kernel of the run belongs to no artifact.
+A step begins with the kernel of `embedding.gather` with feedback. The record holds one prefill step and one decode
+step, the last of each: kernels in order, with the time that ncu measured (alone on the device, clocks as ncu sets
+them). It fails if any kernel of the run belongs to no artifact.
 """
 
 import argparse

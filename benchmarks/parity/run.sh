@@ -11,9 +11,11 @@
 set -euo pipefail
 profile=$1 record=$(realpath "$2")
 shift 2
-here=$(dirname "$(realpath "$0")")
-root=$here/../..
-lab=${LAB:-$root/target/release/oxide-infer-lab}
+# Paths of the record are those of the repository.
+root=$(realpath "$(dirname "$0")/../..")
+lab=$(realpath "${LAB:-$root/target/release/oxide-infer-lab}")
+cd "$root"
+here=benchmarks/parity
 revision=${REVISION:-$(git -C "$root" rev-parse HEAD)}
 device=${DEVICE:-cuda}
 scratch=${SCRATCH:-/dev/shm/oxide-infer-parity}/$profile
@@ -24,7 +26,7 @@ mkdir -p "$scratch"
 if [ "$profile" = smollm2-135m ]; then
     model=${MODEL:?the path of SmolLM2-135M-Instruct.Q4_1.gguf}
     "$lab" export --model "$model" --config "$here/profiles/$profile/config.json" --out "$scratch/model"
-    python3 "$here/reference.py" --model "$scratch/model" --oracle "$root/testdata/cases/smollm2.json" \
+    python3 "$here/reference.py" --model "$scratch/model" --oracle testdata/cases/smollm2.json \
         --device "$device" --out "$scratch" "$@"
 else
     model=$scratch/model

@@ -4,12 +4,12 @@ import json
 
 import pytest
 from openai import OpenAI
-from serving import NAME, ROOT
+from serving import DEVICE, NAME, ROOT
 
 CASES = json.loads((ROOT / "testdata/cases/smollm2.json").read_text())["cases"]
-# A step whose two best tokens are closer than this may go either way.
-CERTAIN_MARGIN = 0.01
-LOGPROB_TOLERANCE = 0.005
+# A step whose two best tokens are closer than this may go either way. A GPU computes in bfloat16, whose noise over
+# these cases is 0.34 (docs/evidence: the parity record of smollm2-135m).
+CERTAIN_MARGIN, LOGPROB_TOLERANCE = (0.01, 0.005) if DEVICE == "cpu" else (0.35, 0.35)
 
 
 def certain_steps(case: dict) -> int:
