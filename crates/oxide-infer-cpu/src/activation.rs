@@ -30,10 +30,11 @@ impl Operator for Spec {
     }
 }
 
-struct Gate<'a> {
-    gate: &'a [f32],
-    up: &'a [f32],
-    output: &'a mut [f32],
+/// `output = silu(gate) · up`, of slices of one length.
+pub(crate) struct Gate<'a> {
+    pub(crate) gate: &'a [f32],
+    pub(crate) up: &'a [f32],
+    pub(crate) output: &'a mut [f32],
 }
 
 impl Kernel for Gate<'_> {

@@ -7,6 +7,7 @@
 //! rows, on how the work is split, or on the instruction set, so neither do the bits.
 
 mod dense;
+mod dense_swiglu;
 mod kernel;
 
 use crate::disjoint::Disjoint;

@@ -42,7 +42,7 @@ contracts! {
     RAGGED_PREFILL = "attention.ragged_prefill" v 1;
     /// [`crate::attention::paged_prefill`]
     PAGED_PREFILL = "attention.paged_prefill" v 1;
-    /// [`crate::gemm::dense`]
+    /// [`crate::gemm::dense`] and, with an activation, [`crate::gemm::dense_swiglu`]
     DENSE = "gemm.dense" v 1;
     /// [`crate::activation::swiglu`]
     SWIGLU = "activation.swiglu" v 1;

@@ -2,7 +2,7 @@
 
 use half::f16;
 use oxide_infer::embedding::gather;
-use oxide_infer::gemm::dense;
+use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::normalization::rms_norm;
 use oxide_infer::position::rope::{self, Pairing, Scaling};
 use oxide_infer::quantization::{BlockFormat, BlockMatrix, dequantize};
@@ -238,6 +238,23 @@ fn a_transposed_weight_is_a_matter_of_strides() {
     };
     dense::reference(&dense::Spec::new(config).unwrap(), operands).unwrap();
     assert_eq!(output, [21.0, 43.0, 65.0]);
+}
+
+#[test]
+fn a_gated_product_has_the_gate_in_the_first_half_of_the_weight() {
+    // One row [2, 1]; gates 2·1 + 1·0 = 2 and 2·0 + 1·0 = 0, ups 2·1 + 1·1 = 3 and 2·5 + 1·5 = 15.
+    let weight = [1.0f32, 0.0, 0.0, 0.0, 1.0, 1.0, 5.0, 5.0];
+    let format = WeightFormat::Dense(DType::F32);
+    let config = dense_swiglu::Config { input: DType::F32, weight: format, output: DType::F32, n: 2, k: 2 };
+    let mut output = [f32::NAN; 2];
+    let operands = dense_swiglu::Operands {
+        input: FloatView::contiguous(&[2.0f32, 1.0], [1, 2]).unwrap(),
+        weight: Weight::Dense(FloatView::contiguous(&weight, [4, 2]).unwrap()),
+        output: FloatViewMut::contiguous(&mut output, [1, 2]).unwrap(),
+    };
+    dense_swiglu::reference(&dense_swiglu::Spec::new(config).unwrap(), operands).unwrap();
+    // silu(2) = 2 / (1 + e⁻²) = 1.761594156, times 3; silu(0) = 0.
+    assert_eq!(output, [5.284_782_5, 0.0]);
 }
 
 fn lookup(ids: &[u32], table: Weight<'_>, output: &mut [f32]) -> Result<(), OperandError> {

@@ -3,7 +3,7 @@
 use oxide_infer::activation::swiglu;
 use oxide_infer::attention::{Attention, Mask, paged_decode, paged_prefill, ragged_prefill, single_decode};
 use oxide_infer::embedding::gather;
-use oxide_infer::gemm::dense;
+use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::kv_cache::{PageLayout, Paging, paged_append, rope_append};
 use oxide_infer::normalization::rms_norm;
 use oxide_infer::position::rope::{self, Pairing, Scaling};
@@ -215,6 +215,32 @@ fn block_weights_need_rows_of_whole_blocks() {
     says(
         dense::Spec::new(dense::Config { bias: Some(DType::U32), ..linear() }),
         "gemm.dense v1: bias must be f32, f16 or bf16, got u32",
+    );
+}
+
+#[test]
+fn gated_products_need_sizes_and_floats_and_say_their_activation() {
+    let dense::Config { input, weight, output, n, k, .. } = linear();
+    let gated = || dense_swiglu::Config { input, weight, output, n, k };
+    says(
+        dense_swiglu::Spec::new(dense_swiglu::Config { n: 0, ..gated() }),
+        "gemm.dense v1: n must be at least 1, got 0",
+    );
+    says(
+        dense_swiglu::Spec::new(dense_swiglu::Config { n: usize::MAX, ..gated() }),
+        "gemm.dense v1: n must be at most half of what a size can be, got 18446744073709551615",
+    );
+    says(
+        dense_swiglu::Spec::new(dense_swiglu::Config { output: DType::I32, ..gated() }),
+        "gemm.dense v1: output must be f32, f16 or bf16, got i32",
+    );
+    says(
+        dense_swiglu::Spec::new(dense_swiglu::Config { k: 300, ..gated() }),
+        "gemm.dense v1: k must be a multiple of the block size of the weights (256), got 300",
+    );
+    assert_eq!(
+        dense_swiglu::Spec::new(gated()).unwrap().describe(),
+        "gemm.dense v1 {input=bf16, weight=Q4_K, output=f32, activation=swiglu, n=10, k=512}"
     );
 }
 

@@ -4,7 +4,7 @@ use super::{Update, gemm};
 use crate::rows;
 use crate::{CpuError, Operator, PackedMatrix, Team};
 use oxide_infer::gemm::dense::{Operands, Spec};
-use oxide_infer::{DType, Spec as _, Weight, WeightFormat};
+use oxide_infer::{DType, FloatView, Spec as _, Weight, WeightFormat};
 
 /// Products with a weight that is packed first. An engine packs its weights once and calls [`gemm`].
 impl Operator for Spec {
@@ -19,15 +19,14 @@ impl Operator for Spec {
     fn run(&self, (): &(), team: &Team<'_>, mut operands: Operands<'_>) -> Result<(), CpuError> {
         operands.check(self)?;
         let config = self.config();
-        let (n, k) = (config.n, config.k);
+        let n = config.n;
         let m = operands.input.shape()[0];
         let weight = pack(operands.weight)?;
         let (mut buffer, mut biases) = (Vec::new(), Vec::new());
-        let mut input = Vec::with_capacity(m * k);
+        let input = input_rows(&operands.input);
         let mut sums = Vec::with_capacity(m * n);
-        for row in 0..m {
-            input.extend_from_slice(rows::read(&operands.input, [row, 0], k, &mut buffer));
-            if let Some(residual) = &operands.residual {
+        if let Some(residual) = &operands.residual {
+            for row in 0..m {
                 sums.extend_from_slice(rows::read(residual, [row, 0], n, &mut buffer));
             }
         }
@@ -43,7 +42,17 @@ impl Operator for Spec {
     }
 }
 
-fn pack(weight: Weight<'_>) -> Result<PackedMatrix, CpuError> {
+/// The rows of an input, one after another.
+pub(super) fn input_rows(input: &FloatView<'_, 2>) -> Vec<f32> {
+    let [m, k] = input.shape();
+    let (mut all, mut buffer) = (Vec::with_capacity(m * k), Vec::new());
+    for row in 0..m {
+        all.extend_from_slice(rows::read(input, [row, 0], k, &mut buffer));
+    }
+    all
+}
+
+pub(super) fn pack(weight: Weight<'_>) -> Result<PackedMatrix, CpuError> {
     let [rows, cols] = weight.shape();
     let mut packed = PackedMatrix::new(cols);
     match &weight {

@@ -3,7 +3,7 @@ use crate::Contract;
 use crate::activation::swiglu;
 use crate::attention::{paged_decode, paged_prefill, ragged_prefill, single_decode};
 use crate::embedding::gather;
-use crate::gemm::dense;
+use crate::gemm::{dense, dense_swiglu};
 use crate::kv_cache::{paged_append, rope_append};
 use crate::normalization::rms_norm;
 use crate::position::rope;
@@ -58,6 +58,10 @@ pub trait Operators {
     }
     /// [`crate::gemm::dense`]
     fn dense(&mut self, _: &dense::Spec, _: dense::Operands<'_>) -> Result<(), Refusal> {
+        absent(Contract::DENSE)
+    }
+    /// [`crate::gemm::dense_swiglu`]
+    fn dense_swiglu(&mut self, _: &dense_swiglu::Spec, _: dense_swiglu::Operands<'_>) -> Result<(), Refusal> {
         absent(Contract::DENSE)
     }
     /// [`crate::activation::swiglu`]
@@ -133,6 +137,13 @@ impl Operators for Reference {
     }
     fn dense(&mut self, spec: &dense::Spec, operands: dense::Operands<'_>) -> Result<(), Refusal> {
         Ok(dense::reference(spec, operands)?)
+    }
+    fn dense_swiglu(
+        &mut self,
+        spec: &dense_swiglu::Spec,
+        operands: dense_swiglu::Operands<'_>,
+    ) -> Result<(), Refusal> {
+        Ok(dense_swiglu::reference(spec, operands)?)
     }
     fn swiglu(&mut self, spec: &swiglu::Spec, operands: swiglu::Operands<'_>) -> Result<(), Refusal> {
         Ok(swiglu::reference(spec, operands)?)

@@ -119,13 +119,12 @@ impl Operands<'_> {
 pub fn reference(spec: &Spec, operands: Operands<'_>) -> Result<(), OperandError> {
     operands.check(spec)?;
     let Operands { input, weight, bias, residual, mut output } = operands;
-    let [m, k] = input.shape();
-    let mut features = vec![0.0; k];
+    let rows = super::widened(&input);
+    let mut features = vec![0.0; spec.0.k];
     for col in 0..spec.0.n {
         weight.read_row(col, &mut features);
-        for row in 0..m {
-            let product = |(i, &w): (usize, &f32)| f64::from(input.at([row, i])) * f64::from(w);
-            let mut sum: f64 = features.iter().enumerate().map(product).sum();
+        for (row, input) in rows.chunks_exact(spec.0.k).enumerate() {
+            let mut sum = super::dot(input, &features);
             sum += bias.map_or(0.0, |bias| f64::from(bias.at([col])));
             sum += residual.map_or(0.0, |residual| f64::from(residual.at([row, col])));
             output.set([row, col], sum as f32);
