@@ -7,10 +7,12 @@
 
 mod buffer;
 mod cases;
+mod drawn;
 mod operators;
 mod report;
 mod suite;
 
+pub use drawn::{Drawn, compare_drawn};
 pub use operators::{Operators, Reference};
 pub use report::{Failure, Refused, Report};
 
@@ -25,13 +27,36 @@ pub fn run(provider: &mut dyn Operators) -> Report {
 
 /// Runs the cases of some contracts.
 pub fn run_contracts(provider: &mut dyn Operators, contracts: &[Contract]) -> Report {
-    let mut suite = suite::Suite { provider, report: Report::default() };
+    run_cases(suite::Suite::new(provider, &mut Reference, Roundings::Once), contracts)
+}
+
+/// Runs the cases of one contract against another reference: for a provider that does more than the contract in the same
+/// pass, and what it does beside is known to the reference.
+///
+/// Such a reference rounds to the element type once more on the way (as two operators, one after the other, would), and
+/// results may differ by what such a rounding of numbers up to 1 makes.
+pub fn run_against(
+    provider: &mut dyn Operators,
+    reference: &mut dyn Operators,
+    contract: Contract,
+) -> Report {
+    run_cases(suite::Suite::new(provider, reference, Roundings::Twice), &[contract])
+}
+
+fn run_cases(mut suite: suite::Suite<'_>, contracts: &[Contract]) -> Report {
     for &(contract, cases) in cases::CASES {
         if contracts.contains(&contract) {
             cases(&mut suite);
         }
     }
     suite.report
+}
+
+/// How often a result is rounded to its element type on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Roundings {
+    Once,
+    Twice,
 }
 
 /// Why an operator was not run to its end.

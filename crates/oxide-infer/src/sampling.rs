@@ -12,7 +12,7 @@ mod logprobs;
 mod mask;
 mod params;
 mod philox;
-mod reference;
+pub(crate) mod reference;
 mod spec;
 
 pub use history::{TokenHistory, TokenUse};

@@ -5,12 +5,12 @@ use oxide_infer::activation::swiglu;
 use oxide_infer::attention::{paged_decode, paged_prefill};
 use oxide_infer::conformance::{Operators, Reference, Refusal, Report, run, run_contracts};
 use oxide_infer::embedding::gather;
-use oxide_infer::gemm::dense;
+use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::kv_cache::paged_append;
 use oxide_infer::normalization::rms_norm;
 use oxide_infer::position::rope::{self, Pairing};
 use oxide_infer::sampling::{self, LogitsRow, Sampled};
-use oxide_infer::{Contract, Spec, TokenId, View};
+use oxide_infer::{Contract, DType, FloatView, Spec, TokenId, View, Weight, WeightFormat};
 
 #[test]
 fn the_references_pass_every_case() {
@@ -144,6 +144,32 @@ fn a_bias_left_out_is_found() {
             operands.bias = None;
             let config = dense::Config { bias: None, ..spec.config().clone() };
             Ok(dense::reference(&dense::Spec::new(config).unwrap(), operands)?)
+        }
+    }
+    failures(&mut Wrong, Contract::DENSE);
+}
+
+#[test]
+fn gate_and_up_in_the_other_order_are_found() {
+    struct Wrong;
+    impl Operators for Wrong {
+        fn dense_swiglu(
+            &mut self,
+            spec: &dense_swiglu::Spec,
+            operands: dense_swiglu::Operands<'_>,
+        ) -> Result<(), Refusal> {
+            operands.check(spec)?;
+            let Weight::Dense(weight) = operands.weight else {
+                return Ok(dense_swiglu::reference(spec, operands)?);
+            };
+            let (n, k) = (spec.config().n, spec.config().k);
+            let rows = (n..2 * n).chain(0..n);
+            let swapped: Vec<f32> = rows.flat_map(|row| (0..k).map(move |i| weight.at([row, i]))).collect();
+            let config =
+                dense_swiglu::Config { weight: WeightFormat::Dense(DType::F32), ..spec.config().clone() };
+            let weight = Weight::Dense(FloatView::contiguous(&swapped, [2 * n, k]).unwrap());
+            let operands = dense_swiglu::Operands { weight, ..operands };
+            Ok(dense_swiglu::reference(&dense_swiglu::Spec::new(config).unwrap(), operands)?)
         }
     }
     failures(&mut Wrong, Contract::DENSE);

@@ -1,12 +1,12 @@
 use super::{Attention, Mask};
 use crate::kv_cache::PageTables;
-use crate::{DataError, FloatView, FloatViewMut, View, ViewMut};
+use crate::{DataError, Float, FloatView, FloatViewMut, View, ViewMut};
 use std::ops::Range;
 
-/// The keys and values of one sequence, by position.
+/// The keys and values of one sequence, by position: each fills a row of `head_dim` elements.
 pub(super) trait KeysAndValues {
-    fn key(&self, position: usize, kv_head: usize, dim: usize) -> f32;
-    fn value(&self, position: usize, kv_head: usize, dim: usize) -> f32;
+    fn key(&self, position: usize, kv_head: usize, row: &mut [f32]);
+    fn value(&self, position: usize, kv_head: usize, row: &mut [f32]);
 }
 
 /// A run of `[kv_tokens, num_kv_heads, head_dim]` that begins at `first`.
@@ -17,11 +17,11 @@ pub(super) struct Flat<'a> {
 }
 
 impl KeysAndValues for Flat<'_> {
-    fn key(&self, position: usize, kv_head: usize, dim: usize) -> f32 {
-        self.k.at([self.first + position, kv_head, dim])
+    fn key(&self, position: usize, kv_head: usize, row: &mut [f32]) {
+        read(&self.k, [self.first + position, kv_head, 0], row);
     }
-    fn value(&self, position: usize, kv_head: usize, dim: usize) -> f32 {
-        self.v.at([self.first + position, kv_head, dim])
+    fn value(&self, position: usize, kv_head: usize, row: &mut [f32]) {
+        read(&self.v, [self.first + position, kv_head, 0], row);
     }
 }
 
@@ -34,19 +34,35 @@ pub(super) struct Paged<'a> {
 }
 
 impl Paged<'_> {
-    fn place(&self, position: usize, kv_head: usize, dim: usize) -> [usize; 4] {
+    fn place(&self, position: usize, kv_head: usize) -> [usize; 4] {
         let PageTables { block_table, paging, .. } = self.tables;
         let page = block_table.at([self.sequence, position / paging.page_size]) as usize;
-        paging.index(page, position % paging.page_size, kv_head, dim)
+        paging.index(page, position % paging.page_size, kv_head, 0)
     }
 }
 
 impl KeysAndValues for Paged<'_> {
-    fn key(&self, position: usize, kv_head: usize, dim: usize) -> f32 {
-        self.k_pages.at(self.place(position, kv_head, dim))
+    fn key(&self, position: usize, kv_head: usize, row: &mut [f32]) {
+        read(&self.k_pages, self.place(position, kv_head), row);
     }
-    fn value(&self, position: usize, kv_head: usize, dim: usize) -> f32 {
-        self.v_pages.at(self.place(position, kv_head, dim))
+    fn value(&self, position: usize, kv_head: usize, row: &mut [f32]) {
+        read(&self.v_pages, self.place(position, kv_head), row);
+    }
+}
+
+/// The elements along the last axis from `first` on.
+fn read<const R: usize>(view: &FloatView<'_, R>, first: [usize; R], row: &mut [f32]) {
+    fn typed<T: Float, const R: usize>(view: &View<'_, T, R>, first: [usize; R], row: &mut [f32]) {
+        for (i, element) in row.iter_mut().enumerate() {
+            let mut index = first;
+            index[R - 1] += i;
+            *element = view.at(index).to_f32();
+        }
+    }
+    match view {
+        FloatView::F32(view) => typed(view, first, row),
+        FloatView::F16(view) => typed(view, first, row),
+        FloatView::BF16(view) => typed(view, first, row),
     }
 }
 
@@ -62,21 +78,26 @@ impl Rows<'_, '_> {
     /// All heads of the query row `row`, over the keys `seen` of its sequence, by the formula of the module, in `f64`.
     pub(super) fn attend(&mut self, row: usize, seen: Range<usize>, kv: &impl KeysAndValues) {
         let Attention { num_q_heads, head_dim, scale, soft_cap, .. } = *self.attention;
+        let (mut query, mut element) = (vec![0.0; head_dim], vec![0.0; head_dim]);
         for head in 0..num_q_heads {
             let kv_head = head / self.attention.group_size();
+            read(&self.q, [row, head, 0], &mut query);
             let score = |position: usize| {
-                let product =
-                    |dim| f64::from(self.q.at([row, head, dim])) * f64::from(kv.key(position, kv_head, dim));
-                let score = (0..head_dim).map(product).sum::<f64>() * f64::from(scale);
+                kv.key(position, kv_head, &mut element);
+                let products = query.iter().zip(&element).map(|(&q, &k)| f64::from(q) * f64::from(k));
+                let score = products.sum::<f64>() * f64::from(scale);
                 soft_cap.map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
             };
             let scores: Vec<f64> = seen.clone().map(score).collect();
             let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = scores.iter().map(|score| (score - max).exp()).collect();
             let sum: f64 = weights.iter().sum();
-            for dim in 0..head_dim {
-                let weighed = |(w, position): (&f64, usize)| w * f64::from(kv.value(position, kv_head, dim));
-                let total: f64 = weights.iter().zip(seen.clone()).map(weighed).sum();
+            let mut totals = vec![0.0; head_dim];
+            for (w, position) in weights.iter().zip(seen.clone()) {
+                kv.value(position, kv_head, &mut element);
+                totals.iter_mut().zip(&element).for_each(|(total, &v)| *total += w * f64::from(v));
+            }
+            for (dim, total) in totals.iter().enumerate() {
                 self.output.set([row, head, dim], if seen.is_empty() { 0.0 } else { (total / sum) as f32 });
             }
             if let Some(lse) = &mut self.lse {

@@ -9,6 +9,7 @@ pub struct Report {
     passed: BTreeMap<Contract, usize>,
     refused: Vec<Refused>,
     failures: Vec<Failure>,
+    near: usize,
 }
 
 /// A case that the provider does not cover.
@@ -49,6 +50,12 @@ impl Report {
         &self.failures
     }
 
+    /// Sampled tokens that are not the reference's, where its sums come so near to a threshold that rounding decides
+    /// ([`super::Drawn::Near`]). Their cases have passed.
+    pub fn near(&self) -> usize {
+        self.near
+    }
+
     /// Whether nothing failed, and each of `contracts` passed at least one case and refused none.
     pub fn covers(&self, contracts: &[Contract]) -> bool {
         let whole = |contract: &Contract| {
@@ -59,6 +66,10 @@ impl Report {
 
     pub(super) fn pass(&mut self, contract: Contract) {
         *self.passed.entry(contract).or_default() += 1;
+    }
+
+    pub(super) fn add_near(&mut self, tokens: usize) {
+        self.near += tokens;
     }
 
     pub(super) fn refuse(&mut self, contract: Contract, case: String, reason: Refusal) {
@@ -81,6 +92,9 @@ impl fmt::Display for Report {
                 "{contract}: {} passed, {refused} not admitted, {failed} failed",
                 self.passed(contract)
             )?;
+        }
+        if self.near > 0 {
+            writeln!(f, "{} tokens differ where rounding decides", self.near)?;
         }
         for Refused { contract, case, reason } in &self.refused {
             writeln!(f, "not admitted: {contract} [{case}]: {reason}")?;

@@ -165,7 +165,7 @@ fn pick(distribution: &[(TokenId, f64)], uniform: f64) -> Option<TokenId> {
 }
 
 /// Steps 2 and 3 of [`sample`].
-fn adjusted(row: &LogitsRow<'_>) -> Result<Vec<f32>, SamplingError> {
+pub(crate) fn adjusted(row: &LogitsRow<'_>) -> Result<Vec<f32>, SamplingError> {
     let (params, vocab_size) = (row.params, row.logits.len());
     params.validate(vocab_size)?;
     let mut logits = row.logits.to_vec();
@@ -217,13 +217,13 @@ pub(super) fn check_logits(logits: &[f32]) -> Result<(), SamplingError> {
 }
 
 /// The one order of tokens: greatest value first, then lowest id.
-pub(super) fn sooner<V: PartialOrd>(a: &(TokenId, V), b: &(TokenId, V)) -> Ordering {
+pub(crate) fn sooner<V: PartialOrd>(a: &(TokenId, V), b: &(TokenId, V)) -> Ordering {
     // Values are never NaN here: `check_logits` has refused those.
     b.1.partial_cmp(&a.1).unwrap_or(Ordering::Equal).then(a.0.cmp(&b.0))
 }
 
 /// The first `n` tokens of that order, sorted.
-pub(super) fn first<V: PartialOrd + Copy>(mut tokens: Vec<(TokenId, V)>, n: usize) -> Vec<(TokenId, V)> {
+pub(crate) fn first<V: PartialOrd + Copy>(mut tokens: Vec<(TokenId, V)>, n: usize) -> Vec<(TokenId, V)> {
     if n == 0 {
         return Vec::new();
     }
@@ -235,6 +235,6 @@ pub(super) fn first<V: PartialOrd + Copy>(mut tokens: Vec<(TokenId, V)>, n: usiz
     tokens
 }
 
-fn total(weights: &[(TokenId, f64)]) -> f64 {
+pub(crate) fn total(weights: &[(TokenId, f64)]) -> f64 {
     weights.iter().map(|&(_, w)| w).sum()
 }

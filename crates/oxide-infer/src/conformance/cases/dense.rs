@@ -4,6 +4,7 @@ use crate::conformance::Operators;
 use crate::conformance::buffer::{Floats, Numbers, Spacing, Tolerance};
 use crate::conformance::suite::{Run, Suite, named};
 use crate::gemm::dense::{Config, Operands, Spec};
+use crate::gemm::dense_swiglu;
 use crate::quantization::BlockFormat;
 use crate::{Contract, DType, Presence, Spec as _, WeightFormat};
 
@@ -54,6 +55,17 @@ pub(super) fn run(suite: &mut Suite<'_>) {
         let made = Config { input, weight: WeightFormat::Dense(weight), output, ..config(input, [48, 200]) };
         run_case(suite, &made.clone(), &Case { made, m: 3, spacing: Spacing::Dense }, "");
     }
+    for (m, size) in models() {
+        for (output, bias, residual) in [
+            (DType::BF16, None, Presence::Absent),
+            (DType::BF16, Some(DType::BF16), Presence::Absent),
+            (DType::BF16, None, Presence::Present),
+            (DType::F32, None, Presence::Absent),
+        ] {
+            let made = Config { output, bias, residual, ..config(DType::BF16, size) };
+            run_case(suite, &made.clone(), &Case { made, m, spacing: Spacing::Dense }, "");
+        }
+    }
     for (format, m) in BlockFormat::ALL.into_iter().flat_map(|format| [1, 6].map(|m| (format, m))) {
         for dtype in [DType::F32, DType::BF16] {
             let weight = WeightFormat::Blocks(format);
@@ -62,6 +74,18 @@ pub(super) fn run(suite: &mut Suite<'_>) {
         }
     }
     refusals(suite);
+    run_gated(suite);
+}
+
+/// `(m, [n, k])` as models have it, in multiples of 8: rows of one decode to a prefill chunk, on both sides of the tiles of
+/// kernels; sizes that no tile divides, a few steps of `k` and very many.
+fn models() -> Vec<(usize, [usize; 2])> {
+    let mut models = vec![(1, [24, 4104]), (33, [24, 2056]), (3, [8, 64]), (65, [8, 8])];
+    for m in [1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 129, 256] {
+        let more = if m > 17 { [[8, 8], [72, 520]] } else { [[200, 1032], [1000, 136]] };
+        models.extend([(m, [136, 264]), (m, more[0]), (m, more[1])]);
+    }
+    models
 }
 
 fn run_case(suite: &mut Suite<'_>, asked: &Config, case: &Case, fault: &str) {
@@ -85,9 +109,75 @@ fn run_case(suite: &mut Suite<'_>, asked: &Config, case: &Case, fault: &str) {
         let result = operators.dense(&spec, operands);
         Run { result, written: vec![output.written("output")] }
     };
-    // A sum of k products of about ±1, whose rounding errors grow with its root.
+    // A sum of k products of about ±1, which itself grows with the root of k, and its rounding errors with it.
     let tolerance = Tolerance::of(made.output).scaled((made.k as f32).sqrt().max(1.0));
     suite.case(CONTRACT, named(fault, format!("{} m={m} {spacing:?}", spec.describe())), tolerance, run);
+}
+
+/// The gated form.
+fn run_gated(suite: &mut Suite<'_>) {
+    let gated = |dtype, [n, k]: [usize; 2]| dense_swiglu::Config {
+        input: dtype,
+        weight: WeightFormat::Dense(dtype),
+        output: dtype,
+        n,
+        k,
+    };
+    for (dtype, spacing) in DTYPES.into_iter().flat_map(|dtype| Spacing::ALL.map(|spacing| (dtype, spacing)))
+    {
+        for (m, size) in [(0, [8, 64]), (1, [1, 1]), (5, [7, 33]), (2, [64, 576])] {
+            let made = gated(dtype, size);
+            gated_case(suite, &made, &made, [m, size[0]], spacing, "");
+        }
+    }
+    for (m, size) in models() {
+        let made = gated(DType::BF16, size);
+        gated_case(suite, &made, &made, [m, size[0]], Spacing::Dense, "");
+    }
+    for format in BlockFormat::ALL {
+        let made =
+            dense_swiglu::Config { weight: WeightFormat::Blocks(format), ..gated(DType::F32, [9, 512]) };
+        gated_case(suite, &made, &made, [3, 9], Spacing::Dense, "");
+    }
+    let made = gated(DType::F32, [8, 64]);
+    for (what, asked, output) in [
+        ("input of another type", dense_swiglu::Config { input: DType::F16, ..made.clone() }, [2, 8]),
+        ("output of another type", dense_swiglu::Config { output: DType::F16, ..made.clone() }, [2, 8]),
+        ("weight with half the rows", dense_swiglu::Config { n: 16, ..made.clone() }, [2, 16]),
+        ("input of another size", dense_swiglu::Config { k: 32, ..made.clone() }, [2, 8]),
+        ("output with both halves", made.clone(), [2, 16]),
+        ("output with fewer rows", made.clone(), [1, 8]),
+    ] {
+        gated_case(suite, &asked, &made, output, Spacing::Dense, what);
+    }
+}
+
+fn gated_case(
+    suite: &mut Suite<'_>,
+    asked: &dense_swiglu::Config,
+    made: &dense_swiglu::Config,
+    [m, n]: [usize; 2],
+    spacing: Spacing,
+    fault: &str,
+) {
+    let spec = dense_swiglu::Spec::new(asked.clone()).expect("a valid spec");
+    let mut numbers = Numbers::new(15);
+    // Gates from where silu is almost 0 to where it is almost the identity, whatever k.
+    let scale = 6.0 / (made.k as f32).sqrt();
+    let rows = if fault.is_empty() { m } else { 2 };
+    let input = Floats::random(&mut numbers, made.input, spacing.layout([rows, made.k]), scale);
+    let weight = Stored::random(&mut numbers, made.weight, [2 * made.n, made.k], spacing);
+    let run = |operators: &mut dyn Operators| {
+        let mut output = Floats::poisoned(made.output, spacing.layout([m, n]));
+        let operands =
+            dense_swiglu::Operands { input: input.view(), weight: weight.view(), output: output.view_mut() };
+        let result = operators.dense_swiglu(&spec, operands);
+        Run { result, written: vec![output.written("output")] }
+    };
+    // The product of two sums of numbers up to 8, each off by up to 4e-5.
+    let tolerance = Tolerance::of(made.output).scaled(64.0);
+    let name = format!("{} m={m} {spacing:?}", spec.describe());
+    suite.case(CONTRACT, named(fault, name), tolerance, run);
 }
 
 type Fault = (&'static str, fn(&mut Config));

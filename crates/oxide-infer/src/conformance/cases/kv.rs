@@ -75,6 +75,28 @@ fn cases() -> Vec<Case> {
     cases
 }
 
+/// What model kernels on a device are made for: `bf16`, pages of 64 tokens one head after another; heads of several models,
+/// and decode batches up to 256.
+fn models() -> Vec<Case> {
+    let shape = |num_q_heads, num_kv_heads, head_dim| {
+        let paging = Paging { dtype: DType::BF16, layout: PageLayout::Hnd, page_size: 64 };
+        Shape { dtype: DType::BF16, num_q_heads, num_kv_heads, head_dim, paging }
+    };
+    let mixed = [(1, 64), (1, 65), (66, 131), (0, 5), (2, 2), (64, 64), (1, 1)];
+    let mut cases = Vec::new();
+    for (head_dim, [q, kv]) in [64, 128]
+        .into_iter()
+        .flat_map(|dim| [[2, 2], [4, 2], [9, 3], [12, 2], [7, 1], [16, 2]].map(|h| (dim, h)))
+    {
+        cases.push(Case::new(shape(q, kv, head_dim), &mixed, Spacing::Dense));
+    }
+    for (batch, head_dim) in [(17, 128), (256, 64)] {
+        let lens: Vec<_> = (0..batch).map(|i| (1, (i * 37 + 63) % 131 + 1)).collect();
+        cases.push(Case::new(shape(2, 1, head_dim), &lens, Spacing::Dense));
+    }
+    cases
+}
+
 /// What is wrong, and how: in the spec's shape, or in the operands.
 type Fault = (&'static str, fn(&mut Shape, &mut Case));
 
@@ -82,33 +104,40 @@ const FAULTS: [Fault; 15] = [
     ("new keys of another type", |spec, _| spec.dtype = DType::F16),
     ("another number of heads", |spec, _| spec.num_kv_heads = 3),
     ("another head size", |spec, _| spec.head_dim = 10),
-    ("pages of another type", |spec, _| spec.paging.dtype = DType::BF16),
+    ("pages of another type", |spec, _| spec.paging.dtype = DType::F16),
     ("pages of another size", |spec, _| spec.paging.page_size = 8),
-    ("pages of another layout", |spec, _| spec.paging.layout = PageLayout::Hnd),
+    ("pages of another layout", |spec, _| {
+        let nhd = spec.paging.layout == PageLayout::Nhd;
+        spec.paging.layout = if nhd { PageLayout::Hnd } else { PageLayout::Nhd };
+    }),
     ("too few positions", |_, case| case.positions.truncate(3)),
     ("too many starts", |_, case| case.query_start.push(4)),
     ("starts that do not begin at 0", |_, case| case.query_start[0] = 1),
     ("starts that fall", |_, case| case.query_start[1] = 5),
     ("starts that end early", |_, case| case.query_start[2] = 3),
     ("a negative position", |_, case| case.positions[0] = -1),
-    ("a position past the block table", |_, case| case.positions[3] = 4 * 3),
+    ("a position past the block table", |_, case| case.positions[3] = case.batch.capacity()),
     ("a page past the pool", |_, case| case.batch.table[1][1] = case.batch.num_pages as i32),
     ("a negative page", |_, case| case.batch.table[0][0] = -7),
 ];
 
-/// A batch that is right until a fault is put in: 3 + 1 tokens in pages of 4, 3 pages to a row.
-fn good() -> Case {
-    let paging = Paging { dtype: DType::F32, layout: PageLayout::Nhd, page_size: 4 };
-    let shape = Shape { dtype: DType::F32, num_q_heads: 4, num_kv_heads: 2, head_dim: 8, paging };
-    Case::new(shape, &[(3, 3), (1, 5)], Spacing::Dense)
+/// Batches that are right until a fault is put in: 3 + 1 tokens, the last one just over a page, 3 pages to a row. Small,
+/// and as models have it.
+fn good() -> impl Iterator<Item = Case> {
+    let small = (DType::F32, PageLayout::Nhd, 4, 8);
+    let models = [64, 128].map(|head_dim| (DType::BF16, PageLayout::Hnd, 64, head_dim));
+    [small].into_iter().chain(models).map(|(dtype, layout, page_size, head_dim)| {
+        let paging = Paging { dtype, layout, page_size };
+        let shape = Shape { dtype, num_q_heads: 4, num_kv_heads: 2, head_dim, paging };
+        Case::new(shape, &[(3, 3), (1, page_size as i32 + 1)], Spacing::Dense)
+    })
 }
 
 pub(super) fn run_append(suite: &mut Suite<'_>) {
-    for case in cases() {
+    for case in cases().into_iter().chain(models()) {
         append(suite, case.shape, &case, "");
     }
-    for (what, fault) in FAULTS {
-        let mut case = good();
+    for (mut case, (what, fault)) in good().flat_map(|case| FAULTS.map(|fault| (case.clone(), fault))) {
         let mut spec = case.shape;
         fault(&mut spec, &mut case);
         append(suite, spec, &case, what);
@@ -116,13 +145,15 @@ pub(super) fn run_append(suite: &mut Suite<'_>) {
 }
 
 pub(super) fn run_rope_append(suite: &mut Suite<'_>) {
+    for case in models() {
+        rope_and_append(suite, case.shape, Pairing::NeoX, &case, "");
+    }
     for case in cases() {
         for pairing in [Pairing::NeoX, Pairing::Interleaved] {
             rope_and_append(suite, case.shape, pairing, &case, "");
         }
     }
-    for (what, fault) in FAULTS {
-        let mut case = good();
+    for (mut case, (what, fault)) in good().flat_map(|case| FAULTS.map(|fault| (case.clone(), fault))) {
         let mut spec = case.shape;
         fault(&mut spec, &mut case);
         rope_and_append(suite, spec, Pairing::NeoX, &case, what);

@@ -19,6 +19,26 @@ pub(super) fn run(suite: &mut Suite<'_>) {
             case(suite, dtype, dtype, shape, residual, spacing);
         }
     }
+    // Sizes of models and around them, and batches up to 256.
+    let models = [
+        [256, 1, 8],
+        [5, 9, 64],
+        [2, 1, 256],
+        [7, 1, 576],
+        [33, 2, 128],
+        [3, 1, 1024],
+        [3, 1, 1536],
+        [1, 1, 2048],
+        [3, 1, 2056],
+        [2, 1, 4096],
+        [1, 1, 8184],
+        [2, 1, 8192],
+    ];
+    for (dtype, shape) in DTYPES.into_iter().flat_map(|dtype| models.map(|shape| (dtype, shape))) {
+        for residual in [Presence::Absent, Presence::Present] {
+            case(suite, dtype, dtype, shape, residual, Spacing::Dense);
+        }
+    }
     case(suite, DType::BF16, DType::F32, [4, 1, 96], Presence::Present, Spacing::Dense);
     case(suite, DType::F32, DType::F16, [4, 1, 96], Presence::Absent, Spacing::Gapped);
     refusals(suite);

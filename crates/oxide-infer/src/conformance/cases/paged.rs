@@ -33,6 +33,11 @@ impl Batch {
         Self { paging, heads, kv_len: kv_len.to_vec(), table, num_pages, spacing }
     }
 
+    /// Keys that a row of the block table has room for.
+    pub(super) fn capacity(&self) -> i32 {
+        (self.table.first().map_or(0, Vec::len) * self.paging.page_size) as i32
+    }
+
     pub(super) fn block_table(&self) -> Indices<2> {
         let max_pages = self.table.first().map_or(0, Vec::len);
         let layout = self.spacing.layout([self.table.len(), max_pages]);

@@ -74,14 +74,28 @@ pub(super) fn run_gather(suite: &mut Suite<'_>) {
             gather_case(suite, config, case, "");
         }
     }
-    let (table, output) = (WeightFormat::Dense(DType::F32), DType::F32);
+    // As models have it: `bf16`, rows of every size, batches up to 256.
+    for (tokens, hidden_size) in [(1, 8), (256, 64), (33, 576), (5, 1536), (17, 2056), (2, 8192)] {
+        let ids: Vec<u32> = (0..tokens as u32).map(|token| (token * 7 + 3) % VOCABULARY as u32).collect();
+        let (table, output) = (WeightFormat::Dense(DType::BF16), DType::BF16);
+        let shape = [tokens, hidden_size];
+        let case = GatherCase { ids: &ids, table, output, shape, spacing: Spacing::Dense };
+        gather_case(suite, gather::Config { table, output, hidden_size }, case, "");
+    }
+    for dtype in [DType::F32, DType::BF16] {
+        gather_refusals(suite, dtype);
+    }
+}
+
+fn gather_refusals(suite: &mut Suite<'_>, dtype: DType) {
+    let (table, output) = (WeightFormat::Dense(dtype), dtype);
     let config = || gather::Config { table, output, hidden_size: 8 };
     let good = GatherCase { ids: &[1, 2, 10], table, output, shape: [3, 8], spacing: Spacing::Dense };
     for (what, case) in [
         ("an id past the vocabulary", GatherCase { ids: &[1, 11, 10], ..good }),
         ("an id that is no id", GatherCase { ids: &[1, 2, u32::MAX], ..good }),
-        ("table of another type", GatherCase { table: WeightFormat::Dense(DType::BF16), ..good }),
-        ("output of another type", GatherCase { output: DType::BF16, ..good }),
+        ("table of another type", GatherCase { table: WeightFormat::Dense(DType::F16), ..good }),
+        ("output of another type", GatherCase { output: DType::F16, ..good }),
         ("output with fewer rows", GatherCase { shape: [2, 8], ..good }),
     ] {
         gather_case(suite, config(), case, what);
@@ -89,7 +103,10 @@ pub(super) fn run_gather(suite: &mut Suite<'_>) {
     gather_case(suite, gather::Config { hidden_size: 9, ..config() }, good, "table of another size");
 }
 
-/// The operands of a lookup in a table of 11 rows.
+/// Rows of the tables.
+const VOCABULARY: usize = 11;
+
+/// The operands of a lookup.
 #[derive(Clone, Copy)]
 struct GatherCase<'a> {
     ids: &'a [u32],
@@ -102,7 +119,7 @@ struct GatherCase<'a> {
 fn gather_case(suite: &mut Suite<'_>, config: gather::Config, case: GatherCase<'_>, fault: &str) {
     let spec = gather::Spec::new(config).expect("a valid spec");
     let GatherCase { ids, table: format, output: dtype, shape, spacing } = case;
-    let table = Stored::random(&mut Numbers::new(14), format, [11, shape[1]], spacing);
+    let table = Stored::random(&mut Numbers::new(14), format, [VOCABULARY, shape[1]], spacing);
     let run = |operators: &mut dyn Operators| {
         let mut output = Floats::poisoned(dtype, spacing.layout(shape));
         let ids = View::contiguous(ids, [ids.len()]).expect("made to fit");

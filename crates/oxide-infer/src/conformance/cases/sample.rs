@@ -1,9 +1,9 @@
 use crate::conformance::buffer::Numbers;
 use crate::conformance::suite::{Suite, Verdict, named};
-use crate::conformance::{Operators, Reference, Refusal};
+use crate::conformance::{Drawn, Operators, Refusal, compare_drawn};
 use crate::sampling::{
     Config, LogProbs, LogitsRow, RowError, Sampled, SamplingError, SamplingParams, Spec, TokenHistory,
-    TokenLogProb, TokenMask,
+    TokenLogProb, TokenMask, log_probabilities,
 };
 use crate::{Contract, TokenId};
 
@@ -65,6 +65,20 @@ pub(super) fn run(suite: &mut Suite<'_>) {
             );
         }
     }
+    for (vocab_size, count) in [(257, 256), (4095, 2), (4096, 1), (4097, 37), (12_289, 5)] {
+        let rows: Vec<_> = (0..count).map(|row| greedy(vocab_size, row)).collect();
+        batch(suite, vocab_size, &rows, "", format!("vocab_size={vocab_size}, {count} greedy rows at once"));
+    }
+    for (vocab_size, count) in [(33, 64), (1001, 256), (8192, 64), (151_936, 6)] {
+        let rows: Vec<_> = (0..count).map(|row| combined(vocab_size, row)).collect();
+        batch(
+            suite,
+            vocab_size,
+            &rows,
+            "",
+            format!("vocab_size={vocab_size}, {count} rows of all sorts at once"),
+        );
+    }
     batch(suite, 8, &[], "", "no rows".into());
     for (what, fault) in FAULTS {
         let mut rows = [Row::new(40, 1), Row::new(40, 2)];
@@ -118,6 +132,74 @@ fn rows(vocab_size: usize) -> Vec<Row> {
     rows
 }
 
+/// The argmax, of rows with and without ties for it.
+fn greedy(vocab_size: usize, number: u32) -> Row {
+    let mut row = Row::new(vocab_size, 1000 + number);
+    (row.params.temperature, row.top_logprobs) = (0.0, None);
+    if number.is_multiple_of(2) {
+        let mut numbers = Numbers::new(number);
+        [0, 1, 2].iter().for_each(|_| row.logits[numbers.below(vocab_size)] = 6.5);
+    }
+    row
+}
+
+/// Every combination of parameters, one after another by the bits of the row's number, over logits of several shapes.
+fn combined(vocab_size: usize, number: u32) -> Row {
+    let mut numbers = Numbers::new(0x5EED + number);
+    let mut row = Row::new(vocab_size, 2000 + number);
+    row.params.temperature = [1.0, 0.7, 0.05, 3.0, 1.4][number as usize % 5];
+    row.params.seed = u64::from(number) << 33 | 0x1234_5678;
+    (row.choice, row.position) = (number % 4, u64::from(number) * 977);
+    row.top_logprobs = [None, Some(0), Some(5), Some(32)][number as usize % 4];
+    shape(&mut row.logits, number, &mut numbers);
+    let token = |numbers: &mut Numbers| TokenId(numbers.below(vocab_size) as u32);
+    let asks = |bit: u32| number >> bit & 1 == 1;
+    if asks(0) {
+        let k = [1, 2, 20, 50, vocab_size as u32 / 3 + 1, u32::MAX][number as usize % 6];
+        row.params.top_k = Some(k);
+    }
+    if asks(1) {
+        row.params.top_p = [0.95, 0.5, 0.9999, 1e-6, 0.31][number as usize % 5];
+    }
+    if asks(2) {
+        row.params.min_p = [0.05, 0.3, 1.0, 1e-4][number as usize / 8 % 4];
+    }
+    if asks(3) {
+        let mut mask = TokenMask::none(vocab_size);
+        (0..vocab_size / 2 + 1).for_each(|_| mask.allow(token(&mut numbers)));
+        row.mask = Some(mask);
+    }
+    if asks(4) {
+        // Not in order, and some tokens more than once.
+        row.params.logit_bias = (0..23)
+            .map(|i| (token(&mut numbers), 4.0 * numbers.signed(), i))
+            .map(|(t, b, i)| (if i % 5 == 0 { TokenId(0) } else { t }, b))
+            .collect();
+    }
+    if asks(5) {
+        row.history = TokenHistory::new((0..30).map(|_| token(&mut numbers)));
+        (0..40).for_each(|_| row.history.push(token(&mut numbers)));
+        row.params.repetition_penalty = [1.0, 1.3, 0.8][number as usize % 3];
+        row.params.presence_penalty = [0.5, 0.0, -0.4][number as usize / 3 % 3];
+        row.params.frequency_penalty = [0.25, -0.1, 0.0][number as usize / 9 % 3];
+    }
+    row
+}
+
+/// Rows like a model's; of few values; almost flat; with one token far ahead and others that are out; mostly equal.
+fn shape(logits: &mut [f32], number: u32, numbers: &mut Numbers) {
+    match number / 3 % 5 {
+        1 => logits.iter_mut().for_each(|logit| *logit = (*logit * 2.0).round() / 2.0),
+        2 => logits.iter_mut().for_each(|logit| *logit = 20.0 + *logit * 1e-5),
+        3 => {
+            logits.iter_mut().skip(1).step_by(3).for_each(|logit| *logit = f32::NEG_INFINITY);
+            logits[numbers.below(logits.len())] = 14.0;
+        }
+        4 => logits.iter_mut().filter(|logit| **logit < 5.0).for_each(|logit| *logit = 0.0),
+        _ => {}
+    }
+}
+
 fn only(vocab_size: usize, tokens: &[TokenId]) -> TokenMask {
     let mut mask = TokenMask::none(vocab_size);
     tokens.iter().for_each(|&token| mask.allow(token));
@@ -146,28 +228,41 @@ const FAULTS: [Fault; 11] = [
 fn batch(suite: &mut Suite<'_>, vocab_size: usize, rows: &[Row], fault: &str, case: String) {
     let spec = Spec::new(Config { vocab_size }).expect("a valid spec");
     let rows: Vec<_> = rows.iter().map(Row::view).collect();
-    let want = Reference.sample(&spec, &rows);
+    let want = suite.reference().sample(&spec, &rows);
     let found = suite
         .guarded(|operators: &mut dyn Operators| operators.sample(&spec, &rows))
-        .and_then(|got| compare(&want, &got));
+        .and_then(|got| compare(&rows, &want, &got));
+    let found = found.map(|near| suite.report.add_near(near));
     suite.record(CONTRACT, named(fault, case), want.is_err(), found);
 }
 
-fn compare(want: &Result<Vec<Sampled>, Refusal>, got: &Result<Vec<Sampled>, Refusal>) -> Result<(), Verdict> {
+/// How many tokens differ where they may.
+fn compare(
+    rows: &[LogitsRow<'_>],
+    want: &Result<Vec<Sampled>, Refusal>,
+    got: &Result<Vec<Sampled>, Refusal>,
+) -> Result<usize, Verdict> {
     let wrong = |what: String| Err(Verdict::Wrong(what));
     match (want, got) {
         (_, Err(refusal @ Refusal::NotAdmitted(_))) => Err(Verdict::NotAdmitted(refusal.clone())),
         (Ok(_), Err(refusal)) => Err(Verdict::of_refusal(refusal.clone())),
         (Err(refusal), Ok(_)) => wrong(format!("it took what the contract refuses: {refusal}")),
-        (Err(want), Err(got)) if same_kind(want, got) => Ok(()),
+        (Err(want), Err(got)) if same_kind(want, got) => Ok(0),
         (Err(want), Err(got)) => wrong(format!("it should refuse with \"{want}\", got \"{got}\"")),
         (Ok(want), Ok(got)) if want.len() != got.len() => {
             wrong(format!("it should give {} tokens, got {}", want.len(), got.len()))
         }
-        (Ok(want), Ok(got)) => match want.iter().zip(got).position(|(want, got)| !same(want, got)) {
-            Some(row) => wrong(format!("row {row} should be {:?}, got {:?}", want[row], got[row])),
-            None => Ok(()),
-        },
+        (Ok(want), Ok(got)) => {
+            let mut near = 0;
+            for (number, (row, (want, got))) in rows.iter().zip(want.iter().zip(got)).enumerate() {
+                match same(row, want, got) {
+                    Drawn::Same => {}
+                    Drawn::Near => near += 1,
+                    Drawn::Other => return wrong(format!("row {number} should be {want:?}, got {got:?}")),
+                }
+            }
+            Ok(near)
+        }
     }
 }
 
@@ -182,13 +277,19 @@ fn same_kind(want: &Refusal, got: &Refusal) -> bool {
     }
 }
 
-fn same(want: &Sampled, got: &Sampled) -> bool {
-    want.token == got.token
-        && match (&want.logprobs, &got.logprobs) {
-            (None, None) => true,
-            (Some(want), Some(got)) => same_logprobs(want, got),
-            _ => false,
-        }
+fn same(row: &LogitsRow<'_>, want: &Sampled, got: &Sampled) -> Drawn {
+    let drawn = compare_drawn(row, want.token, got.token).unwrap_or(Drawn::Other);
+    // Those of the token that there is, where it may differ.
+    let logprobs = match row.top_logprobs.filter(|_| drawn == Drawn::Near) {
+        Some(top_n) => log_probabilities(row.logits, got.token, top_n).ok(),
+        None => want.logprobs.clone(),
+    };
+    let close = match (&logprobs, &got.logprobs) {
+        (None, None) => true,
+        (Some(want), Some(got)) => same_logprobs(want, got),
+        _ => false,
+    };
+    if close { drawn } else { Drawn::Other }
 }
 
 fn same_logprobs(want: &LogProbs, got: &LogProbs) -> bool {
