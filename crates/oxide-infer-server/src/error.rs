@@ -122,6 +122,9 @@ pub enum ApiError {
     /// The server is shutting down.
     #[error("the server is shutting down and takes no new requests")]
     Draining,
+    /// The server is shutting down and had no more time for the answer.
+    #[error("the server is shutting down: the answer was not complete when the drain's time was up")]
+    CutOff,
     /// The engine has failed.
     #[error("the engine has failed: {0}")]
     EngineFailed(String),
@@ -149,7 +152,7 @@ impl ApiError {
             Self::BodyTooLarge { .. } => StatusCode::PAYLOAD_TOO_LARGE,
             Self::UnsupportedMediaType { .. } => StatusCode::UNSUPPORTED_MEDIA_TYPE,
             Self::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
-            Self::Draining | Self::EngineFailed(_) => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Draining | Self::CutOff | Self::EngineFailed(_) => StatusCode::SERVICE_UNAVAILABLE,
             Self::Internal(_) => StatusCode::INTERNAL_SERVER_ERROR,
         }
     }
@@ -185,7 +188,7 @@ impl ApiError {
             Self::BodyTooLarge { .. } => "request_too_large",
             Self::UnsupportedMediaType { .. } => "unsupported_media_type",
             Self::Busy { .. } => "rate_limit_exceeded",
-            Self::Draining => "shutting_down",
+            Self::Draining | Self::CutOff => "shutting_down",
             Self::EngineFailed(_) => "engine_failed",
             Self::Internal(_) => "internal_error",
         }
@@ -221,7 +224,7 @@ impl ApiError {
         match self {
             // Whole seconds, at least one.
             Self::Busy { retry_after, .. } => Some(retry_after.as_secs().saturating_add(1).min(3600).into()),
-            Self::Draining => Some(5.into()),
+            Self::Draining | Self::CutOff => Some(5.into()),
             _ => None,
         }
     }

@@ -262,7 +262,7 @@ impl PromptRun {
                 return Err(match error {
                     RequestError::Executor(message) => ApiError::EngineFailed(message),
                     RequestError::Sampling(_) => ApiError::Internal(error.to_string()),
-                    RequestError::ShutDown => ApiError::Draining,
+                    RequestError::ShutDown => ApiError::CutOff,
                 });
             }
         }
