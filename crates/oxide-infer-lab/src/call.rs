@@ -1,65 +1,107 @@
 //! One operator call from host operands: staged to the device between guards, run, checked, and brought back.
 
 use anyhow::Error;
-use half::{bf16, f16};
 use oxide_infer::conformance::Refusal;
 use oxide_infer::{DType, Element, FloatView, FloatViewMut, View, ViewMut};
 use oxide_infer_cuda::artifact::status::DeviceStatus;
-use oxide_infer_cuda::artifact::{Registry, Request, SelectError};
+use oxide_infer_cuda::artifact::{Artifact, Registry, Request, SelectError};
+use oxide_infer_cuda::driver::CudaError;
 use oxide_infer_cuda::runtime::{
-    CommandScope, CompletionError, Context, DeviceMemory, Loader, Operands, PinnedMemory, Region, StatusWord,
-    Stream, Workspace,
+    CommandScope, CompletionError, Context, DeviceMemory, Loader, Operands, OperatorPlan, PinnedMemory,
+    Region, StatusWord, Stream,
 };
+use std::sync::Arc;
 
 /// Bytes before and after every region that must not change, also enough for any alignment that artifacts ask for.
-const GUARD: usize = 1024;
+pub(crate) const GUARD: usize = 1024;
 const GUARD_BYTE: u8 = 0xB6;
-/// What outputs hold before a kernel writes them: a NaN in every floating-point type.
+/// What outputs and workspaces hold before a kernel writes them: a NaN in every floating-point type.
 const POISON: u8 = 0xFF;
+
+/// A stream, and what the calls on it use again and again.
+pub(crate) struct Bench {
+    pub(crate) context: Context,
+    stream: Stream,
+    loader: Loader,
+    registry: Arc<Registry>,
+    status: StatusWord,
+    /// On its way to the device and back; grows with the calls.
+    pinned: PinnedMemory<u8>,
+}
+
+impl Bench {
+    pub(crate) fn new(context: &Context, registry: &Arc<Registry>) -> Result<Self, CudaError> {
+        Ok(Self {
+            context: context.clone(),
+            stream: context.stream()?,
+            loader: Loader::new(context, registry.clone()),
+            registry: registry.clone(),
+            status: StatusWord::new(context)?,
+            pinned: PinnedMemory::allocate(context, 1 << 20)?,
+        })
+    }
+
+    /// Where kernels report bad input.
+    pub(crate) fn status(&self) -> &StatusWord {
+        &self.status
+    }
+
+    /// Plans an artifact by itself, whatever a plan would choose.
+    pub(crate) fn loader(&mut self) -> &mut Loader {
+        &mut self.loader
+    }
+
+    /// The plan for a request, if that artifact admits it.
+    fn plan(&mut self, request: &Request, artifact: &Artifact) -> Result<OperatorPlan, Refusal> {
+        let not_admitted = |error: SelectError| Refusal::NotAdmitted(error.to_string());
+        let name = &artifact.manifest().name;
+        let mut candidates = self.registry.candidates(request).map_err(not_admitted)?.into_iter();
+        let Some(gated) = candidates.find(|candidate| candidate.manifest().name == *name) else {
+            return Err(Refusal::NotAdmitted(format!("{request} is for siblings of {name}")));
+        };
+        self.loader.plan_artifact(gated.clone(), request.dimensions().clone()).map_err(failed)
+    }
+
+    fn reserve(&mut self, bytes: usize) -> Result<(), Refusal> {
+        if self.pinned.len() < bytes {
+            self.pinned = PinnedMemory::allocate(&self.context, bytes.next_power_of_two()).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
 
 /// Operands on their way through one operator.
 pub(crate) struct Call<'a> {
-    context: Context,
-    stream: Stream,
     request: Request,
-    staged: Vec<Staged>,
-    writes: Vec<Write<'a>>,
+    staged: Vec<Staged<'a>>,
     attributes: Vec<(&'static str, f32)>,
 }
 
-struct Staged {
+struct Staged<'a> {
     name: String,
-    region: AnyRegion,
-    memory: DeviceMemory,
-    /// What the whole memory, guards included, held before the call.
+    dtype: DType,
+    /// What the whole memory, guards included, holds before the call.
     image: Vec<u8>,
+    changes: Changes<'a>,
 }
 
-/// A host operand that takes what the device wrote.
-type Write<'a> = (String, Box<dyn FnOnce(&[u8]) + 'a>);
-
-enum AnyRegion {
-    F32(Region<f32>),
-    F16(Region<f16>),
-    Bf16(Region<bf16>),
-    I32(Region<i32>),
-    U32(Region<u32>),
-    U8(Region<u8>),
+/// What a kernel may do to the elements of an operand.
+enum Changes<'a> {
+    Nothing,
+    Workspace,
+    /// They go back to the host.
+    Output(Take<'a>),
 }
+
+/// Takes the elements, as bytes.
+type Take<'a> = Box<dyn FnOnce(&[u8]) + 'a>;
 
 /// What the device said of a call that the host could not refuse.
 pub(crate) type Outcome = Result<Option<DeviceStatus>, Refusal>;
 
 impl<'a> Call<'a> {
-    pub(crate) fn new(context: &Context, stream: &Stream, request: Request) -> Self {
-        Self {
-            context: context.clone(),
-            stream: stream.clone(),
-            request,
-            staged: Vec::new(),
-            writes: Vec::new(),
-            attributes: Vec::new(),
-        }
+    pub(crate) fn new(request: Request) -> Self {
+        Self { request, staged: Vec::new(), attributes: Vec::new() }
     }
 
     pub(crate) fn attribute(&mut self, name: &'static str, value: f32) {
@@ -73,7 +115,13 @@ impl<'a> Call<'a> {
         view: &View<'_, T, R>,
     ) -> Result<(), Refusal> {
         let data = view.as_slice().ok_or_else(|| strided(name))?;
-        self.stage(name, T::DTYPE, bytemuck::cast_slice(data))
+        self.read_list(name, data);
+        Ok(())
+    }
+
+    /// As [`Call::read`], of elements one after another.
+    pub(crate) fn read_list<T: Element>(&mut self, name: &'static str, data: &[T]) {
+        self.stage(name, T::DTYPE, bytemuck::cast_slice(data), Changes::Nothing);
     }
 
     /// Stages a read operand of any floating-point type.
@@ -96,9 +144,14 @@ impl<'a> Call<'a> {
         mut view: ViewMut<'a, T, R>,
     ) -> Result<(), Refusal> {
         let bytes = size_of_val(view.as_mut_slice().ok_or_else(|| strided(name))?);
-        self.stage(name, T::DTYPE, &vec![POISON; bytes])?;
-        self.bring_back(name, view);
+        self.stage(name, T::DTYPE, &vec![POISON; bytes], taken(view));
         Ok(())
+    }
+
+    /// As [`Call::write`], of elements one after another.
+    pub(crate) fn write_list<T: Element>(&mut self, name: &'static str, data: &'a mut [T]) {
+        let poison = vec![POISON; size_of_val(data)];
+        self.stage(name, T::DTYPE, &poison, list_taken(data));
     }
 
     /// Stages an operand that is read and written.
@@ -108,9 +161,14 @@ impl<'a> Call<'a> {
         mut view: ViewMut<'a, T, R>,
     ) -> Result<(), Refusal> {
         let data = view.as_mut_slice().ok_or_else(|| strided(name))?.to_vec();
-        self.stage(name, T::DTYPE, bytemuck::cast_slice(&data))?;
-        self.bring_back(name, view);
+        self.stage(name, T::DTYPE, bytemuck::cast_slice(&data), taken(view));
         Ok(())
+    }
+
+    /// As [`Call::read_write`], of elements one after another.
+    pub(crate) fn read_write_list<T: Element>(&mut self, name: &'static str, data: &'a mut [T]) {
+        let image = bytemuck::cast_slice(data).to_vec();
+        self.stage(name, T::DTYPE, &image, list_taken(data));
     }
 
     /// As [`Call::write`], of any floating-point type.
@@ -139,134 +197,98 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Plans, binds and runs the operator with one artifact, checks every guard, and writes the host operands if the device found no
-    /// fault.
-    pub(crate) fn run(self, loader: &mut Loader, registry: &Registry, artifact: &str) -> Outcome {
-        let not_admitted = |error: SelectError| Refusal::NotAdmitted(error.to_string());
-        let candidates = registry.candidates(&self.request).map_err(not_admitted)?;
-        let gated = candidates.into_iter().find(|candidate| candidate.manifest().name == artifact);
-        let Some(gated) = gated else {
-            return Err(Refusal::NotAdmitted(format!("{} is for {artifact}'s siblings", self.request)));
-        };
-        let dimensions = self.request.dimensions().clone();
-        let plan = loader.plan_artifact(gated.clone(), dimensions).map_err(failed)?;
-        let status = StatusWord::new(&self.context).map_err(failed)?;
-        let allocate = |workspace: Workspace| {
-            let bytes = workspace.bytes as usize;
-            let memory = DeviceMemory::allocate(&self.context, bytes).map_err(failed)?;
-            let region = AnyRegion::new(workspace.dtype, &memory, 0, bytes / workspace.dtype.size())?;
-            Ok::<_, Refusal>((workspace.name, region))
-        };
-        let workspaces = plan.workspaces().map_err(failed)?;
-        let workspaces = workspaces.into_iter().map(allocate).collect::<Result<Vec<_>, _>>()?;
-        let mut operands = Operands::new().status(&status);
-        for staged in &self.staged {
-            operands = staged.region.bind(operands, &staged.name);
+    /// Plans, binds and runs the operator with one artifact, checks every guard and that nothing but written operands
+    /// changed, and writes the host operands, whether the device found a fault or not.
+    pub(crate) fn run(mut self, bench: &mut Bench, artifact: &Artifact) -> Outcome {
+        let plan = bench.plan(&self.request, artifact)?;
+        for workspace in plan.workspaces().map_err(failed)? {
+            let poison = vec![POISON; workspace.bytes as usize];
+            self.stage(&workspace.name, workspace.dtype, &poison, Changes::Workspace);
         }
-        for (name, region) in &workspaces {
-            operands = region.bind(operands, name);
+        bench.reserve(self.staged.iter().map(|staged| staged.image.len()).sum())?;
+        let memories = self.allocate(bench)?;
+        bench.status.clear();
+        let mut operands = Operands::new().status(&bench.status);
+        for (staged, memory) in self.staged.iter().zip(&memories) {
+            let bytes = staged.image.len() - 2 * GUARD;
+            operands = operands.span(&staged.name, memory.span(GUARD, bytes, staged.dtype).map_err(failed)?);
         }
         for (name, value) in &self.attributes {
             operands = operands.attribute(name, *value);
         }
         let operator = plan.bind(&operands).map_err(failed)?;
-        let mut scope = CommandScope::new(&self.stream).map_err(failed)?;
+
+        let mut scope = CommandScope::new(&bench.stream).map_err(failed)?;
+        let wholes = memories.iter().map(|memory| memory.region::<u8>(0, memory.bytes()));
+        let wholes: Vec<Region<u8>> = wholes.collect::<Result<_, _>>().map_err(failed)?;
+        let mut parts = Vec::with_capacity(wholes.len());
+        let mut start = 0;
+        for (staged, whole) in self.staged.iter().zip(&wholes) {
+            let part = bench.pinned.slice(start..start + whole.bytes()).map_err(failed)?;
+            part.write(0, &staged.image).map_err(failed)?;
+            scope.copy_in(&part, whole).map_err(failed)?;
+            start += whole.bytes();
+            parts.push(part);
+        }
         operator.enqueue(&mut scope).map_err(failed)?;
-        match scope.finish().map_err(failed)?.wait() {
-            Ok(()) => {}
-            Err(CompletionError::Device(fault)) => {
-                self.bring_all_back(Verdict::Unwritten)?;
-                return Ok(Some(fault));
-            }
+        for (part, whole) in parts.iter().zip(&wholes) {
+            scope.copy_out(whole, part).map_err(failed)?;
+        }
+        let fault = match scope.finish().map_err(failed)?.wait() {
+            Ok(()) => None,
+            Err(CompletionError::Device(fault)) => Some(fault),
             Err(error) => return Err(failed(error)),
-        }
-        self.bring_all_back(Verdict::Written)?;
-        Ok(None)
-    }
-
-    fn stage(&mut self, name: &str, dtype: DType, bytes: &[u8]) -> Result<(), Refusal> {
-        let image = [&[GUARD_BYTE; GUARD], bytes, &[GUARD_BYTE; GUARD]].concat();
-        let memory = DeviceMemory::allocate(&self.context, image.len()).map_err(failed)?;
-        let host = PinnedMemory::allocate(&self.context, image.len()).map_err(failed)?;
-        host.write(0, &image).map_err(failed)?;
-        let whole = memory.region::<u8>(0, image.len()).map_err(failed)?;
-        let mut scope = CommandScope::new(&self.stream).map_err(failed)?;
-        scope.copy_in(&host, &whole).map_err(failed)?;
-        scope.finish().map_err(failed)?.wait().map_err(failed)?;
-        let region = AnyRegion::new(dtype, &memory, GUARD, bytes.len() / dtype.size())?;
-        self.staged.push(Staged { name: name.to_owned(), region, memory, image });
-        Ok(())
-    }
-
-    fn bring_back<T: Element, const R: usize>(&mut self, name: &str, mut view: ViewMut<'a, T, R>) {
-        let take = move |bytes: &[u8]| {
-            if let Some(data) = view.as_mut_slice() {
-                bytemuck::cast_slice_mut(data).copy_from_slice(bytes);
-            }
         };
-        self.writes.push((name.to_owned(), Box::new(take)));
-    }
-
-    /// Checks that nothing but written operands changed; after a fault not even those are taken over.
-    fn bring_all_back(self, verdict: Verdict) -> Result<(), Refusal> {
-        let mut writes = self.writes;
-        for staged in &self.staged {
-            let now = fetch(&self.context, &self.stream, &staged.memory)?;
-            let body = GUARD..now.len() - GUARD;
-            let write = writes.iter().position(|(name, _)| *name == staged.name);
-            let fixed = |range: std::ops::Range<usize>| now[range.clone()] == staged.image[range];
-            if !fixed(0..GUARD) || !fixed(body.end..now.len()) {
-                return Err(Refusal::Failed(format!("the kernel wrote outside operand {}", staged.name)));
-            }
-            match (write, verdict) {
-                (None, _) if !fixed(body.clone()) => {
-                    return Err(Refusal::Failed(format!("the kernel wrote to operand {}", staged.name)));
-                }
-                (Some(write), Verdict::Written) => (writes.swap_remove(write).1)(&now[body]),
-                _ => {}
-            }
+        for (staged, part) in self.staged.into_iter().zip(&parts) {
+            staged.bring_back(part)?;
         }
-        Ok(())
+        Ok(fault)
+    }
+
+    fn allocate(&self, bench: &Bench) -> Result<Vec<DeviceMemory>, Refusal> {
+        let allocate =
+            |staged: &Staged<'_>| DeviceMemory::allocate(&bench.context, staged.image.len()).map_err(failed);
+        self.staged.iter().map(allocate).collect()
+    }
+
+    fn stage(&mut self, name: &str, dtype: DType, bytes: &[u8], changes: Changes<'a>) {
+        let image = [&[GUARD_BYTE; GUARD], bytes, &[GUARD_BYTE; GUARD]].concat();
+        self.staged.push(Staged { name: name.to_owned(), dtype, image, changes });
     }
 }
 
-#[derive(Clone, Copy)]
-enum Verdict {
-    Written,
-    Unwritten,
-}
-
-fn fetch(context: &Context, stream: &Stream, memory: &DeviceMemory) -> Result<Vec<u8>, Refusal> {
-    let host = PinnedMemory::<u8>::allocate(context, memory.bytes()).map_err(failed)?;
-    let whole = memory.region::<u8>(0, memory.bytes()).map_err(failed)?;
-    let mut scope = CommandScope::new(stream).map_err(failed)?;
-    scope.copy_out(&whole, &host).map_err(failed)?;
-    scope.finish().map_err(failed)?.wait().map_err(failed)?;
-    Ok((0..host.len()).filter_map(|index| host.read(index)).collect())
-}
-
-impl AnyRegion {
-    fn new(dtype: DType, memory: &DeviceMemory, offset: usize, len: usize) -> Result<Self, Refusal> {
-        Ok(match dtype {
-            DType::F32 => Self::F32(memory.region(offset, len).map_err(failed)?),
-            DType::F16 => Self::F16(memory.region(offset, len).map_err(failed)?),
-            DType::BF16 => Self::Bf16(memory.region(offset, len).map_err(failed)?),
-            DType::I32 => Self::I32(memory.region(offset, len).map_err(failed)?),
-            DType::U32 => Self::U32(memory.region(offset, len).map_err(failed)?),
-            DType::U8 => Self::U8(memory.region(offset, len).map_err(failed)?),
-        })
-    }
-
-    fn bind<'a>(&'a self, operands: Operands<'a>, name: &'a str) -> Operands<'a> {
-        match self {
-            Self::F32(region) => operands.region(name, region),
-            Self::F16(region) => operands.region(name, region),
-            Self::Bf16(region) => operands.region(name, region),
-            Self::I32(region) => operands.region(name, region),
-            Self::U32(region) => operands.region(name, region),
-            Self::U8(region) => operands.region(name, region),
+impl Staged<'_> {
+    fn bring_back(self, part: &PinnedMemory<u8>) -> Result<(), Refusal> {
+        let mut now = vec![0; part.len()];
+        part.read_into(0, &mut now).map_err(failed)?;
+        let body = GUARD..now.len() - GUARD;
+        let fixed = |range: std::ops::Range<usize>| now[range.clone()] == self.image[range];
+        if !fixed(0..GUARD) || !fixed(body.end..now.len()) {
+            return Err(Refusal::Failed(format!("the kernel wrote outside operand {}", self.name)));
+        }
+        match self.changes {
+            Changes::Nothing if !fixed(body.clone()) => {
+                Err(Refusal::Failed(format!("the kernel wrote to operand {}", self.name)))
+            }
+            Changes::Output(take) => {
+                take(&now[body]);
+                Ok(())
+            }
+            Changes::Nothing | Changes::Workspace => Ok(()),
         }
     }
+}
+
+fn taken<'a, T: Element, const R: usize>(mut view: ViewMut<'a, T, R>) -> Changes<'a> {
+    Changes::Output(Box::new(move |bytes| {
+        if let Some(data) = view.as_mut_slice() {
+            bytemuck::cast_slice_mut(data).copy_from_slice(bytes);
+        }
+    }))
+}
+
+fn list_taken<T: Element>(data: &mut [T]) -> Changes<'_> {
+    Changes::Output(Box::new(move |bytes| bytemuck::cast_slice_mut(data).copy_from_slice(bytes)))
 }
 
 fn strided(name: &str) -> Refusal {

@@ -1,59 +1,64 @@
 //! The artifacts as a provider of the contracts, for the conformance suite that every provider runs.
 
-use crate::call::{Call, Outcome, failed};
+mod judged;
+mod norms;
+mod tokens;
+
+use crate::call::{Bench, Call, Outcome, failed};
 use half::bf16;
+use judged::{Judged, agrees};
+pub(crate) use norms::NormedReference;
 use oxide_infer::attention::{paged_decode, paged_prefill};
 use oxide_infer::conformance::{Operators, Refusal};
 use oxide_infer::embedding::gather;
-use oxide_infer::gemm::dense;
+use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::kv_cache::rope_append;
 use oxide_infer::normalization::rms_norm;
 use oxide_infer::position::rope;
 use oxide_infer::sampling::{self, LogitsRow, Sampled};
-use oxide_infer::{Contract, DataError, FloatView, OperandError, Spec, TokenId, View, ViewMut, Weight};
-use oxide_infer_cuda::artifact::status::DeviceStatus;
-use oxide_infer_cuda::artifact::{Artifact, Registry, Request};
-use oxide_infer_cuda::driver::CudaError;
-use oxide_infer_cuda::runtime::{Context, Loader, Stream};
+use oxide_infer::{Contract, DataError, FloatView, OperandError, Spec, View, Weight};
+use oxide_infer_cuda::artifact::{Artifact, Request};
 use std::sync::Arc;
 
-/// Blocks that share the keys of a sequence where an artifact splits them: enough that short sequences leave some empty.
-const SPLITS: u64 = 7;
+/// What a call may choose that its contract does not say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Choice {
+    /// There is nothing to choose.
+    Plain,
+    /// Blocks that share the keys of a sequence.
+    Splits(u64),
+    /// Tokens at the end of the batch that belong to no sequence.
+    Padding(usize),
+}
 
 /// Runs contracts through one artifact on one device; what that artifact does not admit is not covered.
 pub(crate) struct OxideTile {
-    context: Context,
-    stream: Stream,
-    loader: Loader,
-    registry: Arc<Registry>,
+    bench: Bench,
     artifact: Arc<Artifact>,
+    choice: Choice,
     runs: usize,
+    unjudged: usize,
 }
 
 impl OxideTile {
-    pub(crate) fn new(
-        context: &Context,
-        registry: &Arc<Registry>,
-        artifact: &Arc<Artifact>,
-    ) -> Result<Self, CudaError> {
-        let (stream, loader) = (context.stream()?, Loader::new(context, registry.clone()));
-        let (registry, artifact) = (registry.clone(), artifact.clone());
-        Ok(Self { context: context.clone(), stream, loader, registry, artifact, runs: 0 })
+    pub(crate) fn new(bench: Bench, artifact: &Arc<Artifact>, choice: Choice) -> Self {
+        Self { bench, artifact: artifact.clone(), choice, runs: 0, unjudged: 0 }
     }
 
-    /// Cases that the device has run to their end; the others were refused before it.
+    /// Calls that the device has run to their end; the others were refused before it.
     pub(crate) fn runs(&self) -> usize {
         self.runs
     }
 
-    fn outcome(&mut self, call: Call<'_>) -> Outcome {
-        let outcome = call.run(&mut self.loader, &self.registry, &self.artifact.manifest().name);
-        self.runs += usize::from(outcome.is_ok());
-        outcome
+    /// Faults that the artifact's kernels do not look for: their cases count as not covered.
+    pub(crate) fn unjudged(&self) -> usize {
+        self.unjudged
     }
 
-    fn call<'a>(&self, request: Request) -> Call<'a> {
-        Call::new(&self.context, &self.stream, request)
+    fn outcome(&mut self, call: Call<'_>) -> Outcome {
+        let outcome = call.run(&mut self.bench, &self.artifact);
+        self.runs += usize::from(outcome.is_ok());
+        outcome
     }
 
     /// Runs a call whose operands hold no index, in which no fault can be found.
@@ -65,23 +70,25 @@ impl OxideTile {
     }
 
     /// Runs a call whose indices the host has judged: the device must come to the same verdict.
-    fn run_judged(&mut self, call: Call<'_>, judged: Result<(), OperandError>) -> Result<(), Refusal> {
+    fn run_judged(&mut self, call: Call<'_>, judged: Judged) -> Result<(), Refusal> {
         match (self.outcome(call)?, judged) {
-            (None, Ok(())) => Ok(()),
-            (Some(_), Err(error)) => Err(error.into()),
-            (found, judged) => Err(disagreement(found, judged)),
+            (None, Judged(_, Ok(()))) => Ok(()),
+            (Some(found), Judged(contract, Err(error))) if agrees(found, contract, error) => {
+                Err(OperandError::Data { contract, error }.into())
+            }
+            // Starts are the host's own; kernels look at them as far as they must, to stay inside their operands.
+            (None, Judged(_, Err(error @ DataError::Start { .. }))) => {
+                self.unjudged += 1;
+                Err(Refusal::NotAdmitted(format!("the kernel does not look for this: {error}")))
+            }
+            (found, Judged(_, judged)) => Err(judged::disagreement(found, judged)),
         }
     }
-}
 
-fn judge(contract: Contract, indices: Result<(), DataError>) -> Result<(), OperandError> {
-    indices.map_err(|error| OperandError::Data { contract, error })
-}
-
-fn disagreement(found: Option<DeviceStatus>, judged: Result<(), OperandError>) -> Refusal {
-    let device = found.map_or("no fault".to_owned(), |fault| fault.to_string());
-    let host = judged.err().map_or("no fault".to_owned(), |error| error.to_string());
-    Refusal::Failed(format!("the device found {device}; the host found {host}"))
+    /// Whether the artifact has a property with that value.
+    pub(crate) fn has(&self, property: &str, value: &str) -> bool {
+        self.artifact.manifest().properties.get(property).is_some_and(|found| found.to_string() == value)
+    }
 }
 
 /// A spec's own properties and dimensions; what the operands say is added by the caller.
@@ -102,6 +109,11 @@ fn dense_only<'a>(name: &str, weight: &Weight<'a>) -> Result<FloatView<'a, 2>, R
     }
 }
 
+/// What the two attention contracts over pages read of their tables.
+fn sizes(pages: [usize; 4], table: [usize; 2]) -> [(&'static str, usize); 3] {
+    [("batch", table[0]), ("num_pages", pages[0]), ("max_pages", table[1])]
+}
+
 impl Operators for OxideTile {
     fn rms_norm(&mut self, spec: &rms_norm::Spec, operands: rms_norm::Operands<'_>) -> Result<(), Refusal> {
         operands.check(spec)?;
@@ -109,7 +121,7 @@ impl Operators for OxideTile {
         if tokens * heads == 0 {
             return Ok(());
         }
-        let mut call = self.call(with(request(spec), &[("tokens", tokens), ("heads", heads)]));
+        let mut call = Call::new(with(request(spec), &[("tokens", tokens), ("heads", heads)]));
         call.read_float("input", &operands.input)?;
         call.read_float("weight", &operands.weight)?;
         if let Some(residual) = operands.residual {
@@ -126,7 +138,7 @@ impl Operators for OxideTile {
         if m == 0 {
             return Ok(());
         }
-        let mut call = self.call(with(request(spec), &[("m", m)]));
+        let mut call = Call::new(with(request(spec), &[("m", m)]));
         call.read_float("input", &operands.input)?;
         call.read_float("weight", &dense_only("weight", &operands.weight)?)?;
         if let Some(bias) = &operands.bias {
@@ -139,15 +151,49 @@ impl Operators for OxideTile {
         self.run(call)
     }
 
+    fn dense_swiglu(
+        &mut self,
+        spec: &dense_swiglu::Spec,
+        operands: dense_swiglu::Operands<'_>,
+    ) -> Result<(), Refusal> {
+        operands.check(spec)?;
+        let [m, _] = operands.input.shape();
+        if m == 0 {
+            return Ok(());
+        }
+        let mut call = Call::new(with(request(spec), &[("m", m)]));
+        call.read_float("input", &operands.input)?;
+        call.read_float("weight", &dense_only("weight", &operands.weight)?)?;
+        call.write_float("output", operands.output)?;
+        self.run(call)
+    }
+
     fn gather(&mut self, spec: &gather::Spec, operands: gather::Operands<'_>) -> Result<(), Refusal> {
         operands.check(spec)?;
         let ([tokens], [vocab_size, _]) = (operands.ids.shape(), operands.table.shape());
         if tokens == 0 {
             return Ok(());
         }
-        let judged = judge(Contract::GATHER, operands.check_indices());
-        let mut call = self.call(with(request(spec), &[("tokens", tokens), ("vocab_size", vocab_size)]));
-        call.read("ids", &operands.ids)?;
+        let judged = Judged(Contract::GATHER, operands.check_indices());
+        let mut asked = with(request(spec), &[("tokens", tokens), ("vocab_size", vocab_size)]);
+        let mut ids: Vec<u32> = (0..tokens).map(|token| operands.ids.at([token])).collect();
+        // Every other id by way of a slot, where the artifact feeds sampled tokens back.
+        let feeds = self.has("feedback", "present");
+        let (mut slots, mut last_tokens) = (vec![-1_i32; tokens], vec![u32::MAX; tokens + 3]);
+        if feeds {
+            asked = with(asked.property("feedback", "present"), &[("max_sequences", last_tokens.len())]);
+            for token in (1..tokens).step_by(2) {
+                let slot = last_tokens.len() - 1 - token;
+                (slots[token], last_tokens[slot]) = (slot as i32, ids[token]);
+                ids[token] = u32::MAX;
+            }
+        }
+        let mut call = Call::new(asked);
+        call.read_list("ids", &ids);
+        if feeds {
+            call.read_list("slots", &slots);
+            call.read_list("last_tokens", &last_tokens);
+        }
         call.read_float("table", &dense_only("table", &operands.table)?)?;
         call.write_float("output", operands.output)?;
         self.run_judged(call, judged)
@@ -161,29 +207,32 @@ impl Operators for OxideTile {
         operands.check(spec)?;
         let ([tokens, num_q_heads, head_dim], [_, num_kv_heads, _]) =
             (operands.q.shape(), operands.k.shape());
-        let ([num_pages, ..], [batch, max_pages]) = (operands.k_pages.shape(), operands.block_table.shape());
         if tokens == 0 {
             return Ok(());
         }
-        let judged = judge(Contract::ROPE_APPEND, operands.check_indices(spec));
+        let judged = Judged(Contract::ROPE_APPEND, operands.check_indices(spec));
         let qkv = packed(&[&operands.q, &operands.k, &operands.v]);
         let rotations = rotations(spec.config().rope.clone(), &operands.positions)?;
         let max_positions = rotations.len() / head_dim.max(1);
-        let sizes = [
-            ("tokens", tokens),
-            ("batch", batch),
-            ("num_pages", num_pages),
-            ("max_pages", max_pages),
-            ("max_positions", max_positions),
-        ];
-        let asked = request(spec).property("qkv", "packed").property("qk_norm", "absent");
-        let mut call = self.call(with(asked, &sizes));
+        let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());
+        let more = [("tokens", tokens), ("max_positions", max_positions)];
+        let normed = self.has("qk_norm", "present");
+        let asked = request(spec).property("qkv", "packed");
+        let asked = asked.property("qk_norm", if normed { "present" } else { "absent" });
+        let mut call = Call::new(with(with(asked, &tables), &more));
         let heads = num_q_heads + 2 * num_kv_heads;
-        call.read("qkv", &View::contiguous(&qkv, [tokens, heads, head_dim]).map_err(failed)?)?;
+        debug_assert_eq!(qkv.len(), tokens * heads * head_dim);
+        call.read_list("qkv", &qkv);
         call.read("positions", &operands.positions)?;
         call.read("query_start", &operands.query_start)?;
         call.read("block_table", &operands.block_table)?;
-        call.read("rotations", &View::contiguous(&rotations, [rotations.len()]).map_err(failed)?)?;
+        call.read_list("rotations", &rotations);
+        if normed {
+            let [q_weight, k_weight] = norms::weights(head_dim);
+            call.read_list("q_weight", &q_weight);
+            call.read_list("k_weight", &k_weight);
+            call.attribute("epsilon", norms::EPSILON);
+        }
         call.write_float("q_out", operands.q_out)?;
         call.read_write_float("k_pages", operands.k_pages)?;
         call.read_write_float("v_pages", operands.v_pages)?;
@@ -196,15 +245,15 @@ impl Operators for OxideTile {
         operands: paged_decode::Operands<'_>,
     ) -> Result<(), Refusal> {
         operands.check(spec)?;
-        let ([num_pages, ..], [batch, max_pages]) = (operands.k_pages.shape(), operands.block_table.shape());
-        if batch == 0 {
+        if operands.q.shape()[0] == 0 {
             return Ok(());
         }
-        let judged = judge(Contract::PAGED_DECODE, operands.check_indices(spec));
-        let sizes = [("batch", batch), ("num_pages", num_pages), ("max_pages", max_pages)];
-        let asked = with(request(spec), &sizes);
-        let splits = self.artifact.manifest().dimensions.contains_key("splits");
-        let mut call = self.call(if splits { asked.dimension("splits", SPLITS) } else { asked });
+        let judged = Judged(Contract::PAGED_DECODE, operands.check_indices(spec));
+        let asked = with(request(spec), &sizes(operands.k_pages.shape(), operands.block_table.shape()));
+        let mut call = Call::new(match self.choice {
+            Choice::Splits(splits) => asked.dimension("splits", splits),
+            Choice::Plain | Choice::Padding(_) => asked,
+        });
         call.read_float("q", &operands.q)?;
         call.read_float("k_pages", &operands.k_pages)?;
         call.read_float("v_pages", &operands.v_pages)?;
@@ -224,50 +273,49 @@ impl Operators for OxideTile {
         operands: paged_prefill::Operands<'_>,
     ) -> Result<(), Refusal> {
         operands.check(spec)?;
-        let ([num_pages, ..], [batch, max_pages]) = (operands.k_pages.shape(), operands.block_table.shape());
-        let [tokens, ..] = operands.q.shape();
+        let ([tokens, num_q_heads, head_dim], [batch, _]) =
+            (operands.q.shape(), operands.block_table.shape());
         if tokens * batch == 0 {
             return Ok(());
         }
-        let judged = judge(Contract::PAGED_PREFILL, operands.check_indices(spec));
-        let sizes =
-            [("batch", batch), ("num_pages", num_pages), ("max_pages", max_pages), ("tokens", tokens)];
-        let mut call = self.call(with(request(spec), &sizes));
-        call.read_float("q", &operands.q)?;
+        let judged = Judged(Contract::PAGED_PREFILL, operands.check_indices(spec));
+        let padding = if let Choice::Padding(tokens) = self.choice { tokens } else { 0 };
+        let all = tokens + padding;
+        let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());
+        let (Some(q), Some(mut output)) = (operands.q.typed::<bf16>(), operands.output.typed::<bf16>())
+        else {
+            return Err(Refusal::NotAdmitted("only bf16 is".to_owned()));
+        };
+        let (Some(q), Some(output)) = (q.as_slice(), output.as_mut_slice()) else {
+            return Err(Refusal::NotAdmitted("q and output must be contiguous".to_owned()));
+        };
+        let row = num_q_heads * head_dim;
+        let mut padded = vec![bf16::ZERO; all * row];
+        let mut call = Call::new(with(with(request(spec), &tables), &[("tokens", all)]));
+        call.read_list("q", &[q, &vec![bf16::NAN; padding * row]].concat());
         call.read_float("k_pages", &operands.k_pages)?;
         call.read_float("v_pages", &operands.v_pages)?;
         call.read("block_table", &operands.block_table)?;
         call.read("kv_len", &operands.kv_len)?;
         call.read("query_start", &operands.query_start)?;
-        call.write_float("output", operands.output)?;
+        call.write_list("output", &mut padded);
         if let Some(lse) = operands.lse {
             call.write("lse", lse)?;
         }
         call.attribute("scale", spec.config().attention.scale);
-        self.run_judged(call, judged)
+        let found = self.run_judged(call, judged);
+        let (own, others) = padded.split_at(tokens * row);
+        output.copy_from_slice(own);
+        match others.iter().position(|element| element.to_bits() != u16::MAX) {
+            Some(at) if found.is_ok() => {
+                Err(Refusal::Failed(format!("element {at} of tokens of no sequence was written")))
+            }
+            _ => found,
+        }
     }
 
     fn sample(&mut self, spec: &sampling::Spec, rows: &[LogitsRow<'_>]) -> Result<Vec<Sampled>, Refusal> {
-        let plain = |row: &LogitsRow<'_>| {
-            let p = row.params;
-            p.temperature == 0.0 && !p.reads_history() && p.logit_bias.is_empty() && row.mask.is_none()
-        };
-        if !rows.iter().all(|row| plain(row) && row.top_logprobs.is_none()) {
-            return Err(Refusal::NotAdmitted("only greedy rows with nothing added are sampled".to_owned()));
-        }
-        // The contract's own judgement of the rows, and its errors.
-        let expected = sampling::reference(spec, rows)?;
-        if rows.is_empty() {
-            return Ok(expected);
-        }
-        let logits = rows.iter().flat_map(|row| row.logits).copied().collect::<Vec<_>>();
-        let mut tokens = vec![0_u32; rows.len()];
-        let greedy = request(spec).property("logits", "f32").property("method", "greedy");
-        let mut call = self.call(with(greedy, &[("rows", rows.len())]));
-        call.read("logits", &View::contiguous(&logits, [logits.len()]).map_err(failed)?)?;
-        call.write("tokens", ViewMut::contiguous(&mut tokens, [rows.len()]).map_err(failed)?)?;
-        self.run(call)?;
-        Ok(tokens.into_iter().map(|token| Sampled { token: TokenId(token), logprobs: None }).collect())
+        tokens::sample(self, spec, rows)
     }
 }
 

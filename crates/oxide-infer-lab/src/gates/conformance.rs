@@ -1,41 +1,175 @@
-use crate::provider::OxideTile;
+//! Every artifact by itself against its contract's reference, whichever of its siblings a plan would choose.
+
+mod binding;
+mod feedback;
+mod history;
+#[cfg(test)]
+mod tests;
+
+use crate::call::Bench;
+use crate::provider::{Choice, NormedReference, OxideTile};
 use crate::record::Finding;
-use anyhow::anyhow;
+use anyhow::{Result, anyhow, ensure};
 use oxide_infer::Contract;
-use oxide_infer::conformance;
+use oxide_infer::conformance::{self, Report};
 use oxide_infer_cuda::artifact::{Artifact, Registry};
 use oxide_infer_cuda::runtime::Context;
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::num::NonZeroUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
-/// Every artifact by itself against its contract's reference, whichever of its siblings a plan would choose.
+/// Shares of a sequence's pages, for artifacts that split them: one, some that no number of pages is a multiple of, more
+/// than there are pages, and the most that there may be.
+const SPLITS: [u64; 5] = [1, 2, 3, 7, 256];
+/// Tokens of no sequence after those of a prefill.
+const PADDING: usize = 5;
+
 pub(super) fn run(context: &Context, registry: &Arc<Registry>) -> Finding {
+    let artifacts: Vec<_> = registry.artifacts().cloned().collect();
+    gate(context, registry, &artifacts)
+}
+
+/// Gates artifacts. One that no case has reached is a failure.
+fn gate(context: &Context, registry: &Arc<Registry>, artifacts: &[Arc<Artifact>]) -> Finding {
+    let start = Instant::now();
+    let tasks: Vec<_> = artifacts
+        .iter()
+        .flat_map(|artifact| tasks(artifact).into_iter().map(|task| (artifact.clone(), task)))
+        .collect();
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(BTreeMap::<usize, Result<Found>>::new()));
+    let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(tasks.len());
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                while let Some((number, (artifact, task))) =
+                    Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|n| Some((n, tasks.get(n)?)))
+                {
+                    let one = task.run(context, registry, artifact);
+                    found.lock().unwrap_or_else(PoisonError::into_inner).insert(number, one);
+                }
+            });
+        }
+    });
     let mut finding = Finding::of("conformance");
-    for artifact in registry.artifacts() {
-        gate(context, registry, artifact, &mut finding);
+    let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    for ((artifact, task), (_, found)) in tasks.iter().zip(found) {
+        note(&mut finding, &artifact.manifest().name, *task, found);
     }
+    missed(&mut finding, artifacts);
+    finding.measured.insert("seconds".to_owned(), start.elapsed().as_secs_f64());
     finding
 }
 
-fn gate(context: &Context, registry: &Arc<Registry>, artifact: &Arc<Artifact>, finding: &mut Finding) {
+fn missed(finding: &mut Finding, artifacts: &[Arc<Artifact>]) {
+    for artifact in artifacts {
+        let name = &artifact.manifest().name;
+        if !finding.passed.contains_key(name) {
+            finding.check(name, Err(anyhow!("no case has reached it")));
+        }
+    }
+}
+
+/// One pass over an artifact.
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    /// The contract's cases.
+    Cases(Contract, Choice),
+    /// `sampling.record_history`, which the suite has no cases for.
+    History,
+    /// Slots of `embedding.gather`, which its contract does not have.
+    Feedback,
+    /// What may not be bound to it.
+    Binding,
+}
+
+/// What a pass found.
+#[derive(Debug, Default)]
+struct Found {
+    /// Calls that ran on the device, or operands that were refused.
+    checks: usize,
+    unjudged: usize,
+    near: usize,
+    failures: Vec<String>,
+}
+
+fn tasks(artifact: &Artifact) -> Vec<Task> {
     let manifest = artifact.manifest();
-    let known = Contract::ALL.iter().find(|contract| contract.name() == manifest.contract);
-    let Some(&contract) = known else {
-        // A contract that the suite has no cases for: say so, do not count it as passed.
-        *finding.not_covered.entry(format!("artifacts of {}", manifest.contract)).or_default() += 1;
-        return;
+    let named = |contract: &Contract| contract.name() == manifest.contract;
+    let contract = match manifest.contract.as_str() {
+        "sampling.record_history" => return vec![Task::History, Task::Binding],
+        // Not a contract of its own but the first step of that one.
+        "sampling.log_probabilities" => Some(Contract::SAMPLE),
+        _ => Contract::ALL.iter().copied().find(named),
     };
-    let mut provider = match OxideTile::new(context, registry, artifact) {
-        Ok(provider) => provider,
-        Err(error) => return finding.check(&manifest.name, Err(error.into())),
+    let choices = match contract {
+        Some(Contract::PAGED_DECODE) if manifest.dimensions.contains_key("splits") => {
+            SPLITS.map(Choice::Splits).to_vec()
+        }
+        Some(Contract::PAGED_PREFILL) => vec![Choice::Plain, Choice::Padding(PADDING)],
+        Some(_) => vec![Choice::Plain],
+        None => vec![],
     };
-    let report = conformance::run_contracts(&mut provider, &[contract]);
-    // Refusals that need no device are the suite's business; what is counted here ran on it.
-    match provider.runs() {
-        0 => *finding.not_covered.entry(format!("{} by any case", manifest.name)).or_default() += 1,
-        runs => *finding.passed.entry(manifest.name.clone()).or_default() += runs,
+    let cases = contract.into_iter().flat_map(|c| choices.iter().map(move |&choice| Task::Cases(c, choice)));
+    let feeds = manifest.operand("slots").map(|_| Task::Feedback);
+    cases.chain(feeds).chain([Task::Binding]).collect()
+}
+
+impl Task {
+    fn run(self, context: &Context, registry: &Arc<Registry>, artifact: &Arc<Artifact>) -> Result<Found> {
+        let bench = Bench::new(context, registry)?;
+        match self {
+            Self::Cases(contract, choice) => Ok(cases(OxideTile::new(bench, artifact, choice), contract)),
+            Self::History => history::run(bench, artifact),
+            Self::Feedback => feedback::run(bench, artifact),
+            Self::Binding => binding::run(bench, artifact),
+        }
     }
-    for failure in report.failures() {
-        let (case, what) = (&failure.case, &failure.what);
-        finding.check(&manifest.name, Err(anyhow!("{case}: {what}")));
+}
+
+fn cases(mut tile: OxideTile, contract: Contract) -> Found {
+    let report: Report = if tile.has("qk_norm", "present") {
+        conformance::run_against(&mut tile, &mut NormedReference, contract)
+    } else {
+        conformance::run_contracts(&mut tile, &[contract])
+    };
+    let failures = report.failures().iter().map(|failure| format!("{}: {}", failure.case, failure.what));
+    Found {
+        // Refusals that need no device are the suite's business; what is counted here ran on it.
+        checks: tile.runs(),
+        unjudged: tile.unjudged(),
+        near: report.near(),
+        failures: failures.collect(),
     }
+}
+
+fn note(finding: &mut Finding, name: &str, task: Task, found: Result<Found>) {
+    let Found { checks, unjudged, near, failures } = match found {
+        Ok(found) => found,
+        Err(error) => return finding.check(name, Err(error)),
+    };
+    let what = match task {
+        Task::Binding => "operands refused before any launch",
+        Task::Cases(..) | Task::History | Task::Feedback => name,
+    };
+    if checks > 0 {
+        *finding.passed.entry(what.to_owned()).or_default() += checks;
+    }
+    if unjudged > 0 {
+        *finding.not_covered.entry(format!("starts that {name} does not look at")).or_default() += unjudged;
+    }
+    if near > 0 {
+        let what = format!("tokens of {name} that differ where rounding decides");
+        *finding.measured.entry(what).or_default() += near as f64;
+    }
+    for failure in failures {
+        finding.check(name, Err(anyhow!("{failure}")));
+    }
+}
+
+/// A check as a failure's text.
+fn hold(condition: bool, what: impl FnOnce() -> String) -> Result<()> {
+    ensure!(condition, "{}", what());
+    Ok(())
 }

@@ -81,9 +81,13 @@ pub(super) fn run(suite: &mut Suite<'_>) {
     }
     batch(suite, 8, &[], "", "no rows".into());
     for (what, fault) in FAULTS {
-        let mut rows = [Row::new(40, 1), Row::new(40, 2)];
-        fault(&mut rows[1]);
-        batch(suite, 40, &rows, what, String::new());
+        // Of a row that is drawn, and of one that takes the argmax.
+        for temperature in [1.0, 0.0] {
+            let mut rows = [Row::new(40, 1), Row::new(40, 2)];
+            rows.iter_mut().for_each(|row| row.params.temperature = temperature);
+            fault(&mut rows[1]);
+            batch(suite, 40, &rows, what, String::new());
+        }
     }
 }
 

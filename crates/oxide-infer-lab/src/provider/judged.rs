@@ -1,0 +1,50 @@
+//! The host's verdict on index operands, and the device's.
+
+use oxide_infer::conformance::Refusal;
+use oxide_infer::{Contract, DataError};
+use oxide_infer_cuda::artifact::status::DeviceStatus;
+
+/// What the contract says of the indices of a call.
+pub(super) struct Judged(pub(super) Contract, pub(super) Result<(), DataError>);
+
+/// Whether a device's report is that of the host: the same kind of fault, and the same place where both give it.
+pub(super) fn agrees(found: DeviceStatus, contract: Contract, error: DataError) -> bool {
+    use DeviceStatus::{IndexOutOfRange, LengthOutOfRange, PageOutOfRange, PositionOutOfRange};
+    match (error, found) {
+        (DataError::Token { row, .. }, IndexOutOfRange { index }) => row == index as usize,
+        // An append counts tokens where attention counts sequences.
+        (DataError::Page { .. }, PageOutOfRange { .. }) if contract == Contract::ROPE_APPEND => true,
+        (DataError::Page { sequence, .. }, PageOutOfRange { sequence: found }) => sequence == found as usize,
+        (
+            DataError::KvLen { sequence, .. } | DataError::QueryLongerThanKv { sequence, .. },
+            LengthOutOfRange { sequence: found },
+        ) => sequence == found as usize,
+        (
+            DataError::Position { token, .. },
+            PositionOutOfRange { token: found } | LengthOutOfRange { sequence: found },
+        ) => token == found as usize,
+        (DataError::Start { .. }, LengthOutOfRange { .. }) => true,
+        _ => false,
+    }
+}
+
+pub(super) fn disagreement(found: Option<DeviceStatus>, judged: Result<(), DataError>) -> Refusal {
+    let device = found.map_or("no fault".to_owned(), |fault| fault.to_string());
+    let host = judged.err().map_or("no fault".to_owned(), |error| error.to_string());
+    Refusal::Failed(format!("the device found {device}; the host found {host}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_must_be_of_the_kind_and_the_place_of_the_fault() {
+        let page = DataError::Page { sequence: 3, entry: 0, page: -1, num_pages: 9 };
+        let says = |contract, sequence| agrees(DeviceStatus::PageOutOfRange { sequence }, contract, page);
+        assert!(says(Contract::PAGED_DECODE, 3));
+        assert!(!says(Contract::PAGED_DECODE, 2));
+        assert!(says(Contract::ROPE_APPEND, 7), "an append reports the token");
+        assert!(!agrees(DeviceStatus::LengthOutOfRange { sequence: 3 }, Contract::PAGED_DECODE, page));
+    }
+}
