@@ -27,7 +27,18 @@ pub(crate) struct Bench {
     status: StatusWord,
     /// On its way to the device and back; grows with the calls.
     pinned: PinnedMemory<u8>,
+    /// Computes what the simulated device does not.
+    #[cfg(test)]
+    pub(crate) emulated: Option<Emulated>,
 }
+
+/// What an artifact does to its operands (by name, as bytes) by its documentation, on the host.
+#[cfg(test)]
+pub(crate) type Emulated = fn(
+    &Artifact,
+    &oxide_infer_cuda::artifact::Dimensions,
+    &mut std::collections::BTreeMap<String, Vec<u8>>,
+) -> Option<DeviceStatus>;
 
 impl Bench {
     pub(crate) fn new(context: &Context, registry: &Arc<Registry>) -> Result<Self, CudaError> {
@@ -38,6 +49,8 @@ impl Bench {
             registry: registry.clone(),
             status: StatusWord::new(context)?,
             pinned: PinnedMemory::allocate(context, 1 << 20)?,
+            #[cfg(test)]
+            emulated: None,
         })
     }
 
@@ -239,10 +252,29 @@ impl<'a> Call<'a> {
             Err(CompletionError::Device(fault)) => Some(fault),
             Err(error) => return Err(failed(error)),
         };
+        #[cfg(test)]
+        let fault = fault.or(self.emulate(bench, artifact, &parts));
         for (staged, part) in self.staged.into_iter().zip(&parts) {
             staged.bring_back(part)?;
         }
         Ok(fault)
+    }
+
+    #[cfg(test)]
+    fn emulate(
+        &self,
+        bench: &Bench,
+        artifact: &Artifact,
+        parts: &[PinnedMemory<u8>],
+    ) -> Option<DeviceStatus> {
+        let emulated = bench.emulated?;
+        let body = |staged: &Staged<'_>| staged.image[GUARD..staged.image.len() - GUARD].to_vec();
+        let mut memory = self.staged.iter().map(|staged| (staged.name.clone(), body(staged))).collect();
+        let fault = emulated(artifact, self.request.dimensions(), &mut memory);
+        for (staged, part) in self.staged.iter().zip(parts) {
+            part.write(GUARD, &memory[&staged.name]).unwrap();
+        }
+        fault
     }
 
     fn allocate(&self, bench: &Bench) -> Result<Vec<DeviceMemory>, Refusal> {

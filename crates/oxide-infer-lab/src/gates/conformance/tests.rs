@@ -1,6 +1,9 @@
 //! The gate over a simulated device, which computes nothing: what it reaches, and what it may not miss.
 
+mod emulated;
+
 use super::*;
+use crate::call::Emulated;
 use oxide_infer_cuda::artifact::Target;
 use oxide_infer_cuda::driver::simulated::SimulatedDriver;
 use std::collections::BTreeSet;
@@ -51,4 +54,59 @@ fn an_artifact_that_no_case_reaches_fails_the_gate() {
     missed(&mut finding, std::slice::from_ref(artifact));
     assert!(!finding.is_pass());
     assert!(finding.failures[0].contains("no case has reached it"), "{:?}", finding.failures);
+}
+
+/// What every pass but the bindings finds in an artifact on an emulated device.
+fn found(name: &str, emulated: Emulated) -> Found {
+    let (context, registry) = bench();
+    let artifact = registry.artifact(name).unwrap();
+    let mut all = Found::default();
+    for task in tasks(artifact) {
+        let mut bench = Bench::new(&context, &registry).unwrap();
+        bench.emulated = Some(emulated);
+        let one = match task {
+            Task::Cases(contract, choice) => cases(OxideTile::new(bench, artifact, choice), contract),
+            Task::History => history::run(bench, artifact).unwrap(),
+            Task::Feedback => feedback::run(bench, artifact).unwrap(),
+            Task::Binding => continue,
+        };
+        all.checks += one.checks;
+        all.failures.extend(one.failures);
+    }
+    all
+}
+
+#[test]
+fn an_artifact_that_does_what_is_documented_passes() {
+    for name in [
+        "argmax.chunk_4096",
+        "sample.single",
+        "log_probabilities.single",
+        "record_history.threads_128",
+        "gather.bf16.threads_128",
+        "gather.bf16.present.threads_128",
+        "rope_append.bf16.64.absent.threads_128",
+        "rope_append.bf16.128.present.threads_128",
+    ] {
+        let found = found(name, emulated::documented);
+        assert!(found.checks > 5, "{name}: {found:?}");
+        assert!(found.failures.is_empty(), "{name}: {:?}", found.failures);
+    }
+}
+
+/// A device that is wrong in one way is found, whatever else it does right.
+#[test]
+fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
+    for (name, wrong, says) in [
+        ("sample.single", emulated::with_a_neighbours_slot as Emulated, "last_tokens should be"),
+        ("sample.single", emulated::with_a_history_of_every_row, "history["),
+        ("argmax.chunk_4096", emulated::with_a_token_for_padding, "should be 0"),
+        ("argmax.chunk_4096", emulated::with_no_row_status, "row_status["),
+        ("log_probabilities.single", emulated::with_no_row_status, "row_status["),
+        ("gather.bf16.present.threads_128", emulated::with_a_silent_fault, "the device should report"),
+        ("record_history.threads_128", emulated::with_a_silent_fault, "the device should report"),
+    ] {
+        let failures = found(name, wrong).failures;
+        assert!(failures.iter().any(|failure| failure.contains(says)), "{name}, {says}: {failures:?}");
+    }
 }

@@ -1,0 +1,328 @@
+//! What `docs/artifacts.md` says that the kernels of tokens and positions do, on the host, from their operands alone.
+
+use half::bf16;
+use oxide_infer::TokenId;
+use oxide_infer::sampling::{
+    self, LogitsRow, SamplingError, SamplingParams, TokenHistory, TokenMask, log_probabilities,
+};
+use oxide_infer_cuda::artifact::status::DeviceStatus;
+use oxide_infer_cuda::artifact::{Artifact, Dimensions};
+use std::collections::BTreeMap;
+
+type Memory = BTreeMap<String, Vec<u8>>;
+
+const NO_SLOT: u32 = u32::MAX;
+const PAGE_SIZE: usize = 64;
+
+pub(super) fn documented(
+    artifact: &Artifact,
+    dimensions: &Dimensions,
+    memory: &mut Memory,
+) -> Option<DeviceStatus> {
+    let manifest = artifact.manifest();
+    let has = |property: &str, value: &str| {
+        manifest.properties.get(property).is_some_and(|found| found.to_string() == value)
+    };
+    match manifest.contract.as_str() {
+        "embedding.gather" => return gather(memory, dimensions),
+        "sampling.record_history" => return record_history(memory, dimensions),
+        "kv_cache.rope_append" => return rope_append(memory, dimensions, has("qk_norm", "present")),
+        "sampling.sample" => sample(memory, dimensions),
+        "sampling.log_probabilities" => top(memory, dimensions),
+        other => panic!("{other} is not emulated"),
+    }
+    None
+}
+
+/// Sampled tokens in the slot before their own.
+pub(super) fn with_a_neighbours_slot(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+    let fault = documented(a, d, m);
+    let mut last_tokens = list::<u32>(m, "last_tokens");
+    last_tokens.rotate_left(1);
+    put(m, "last_tokens", &last_tokens);
+    fault
+}
+
+/// Tokens added to the history of rows that have no penalties, too.
+pub(super) fn with_a_history_of_every_row(
+    a: &Artifact,
+    d: &Dimensions,
+    m: &mut Memory,
+) -> Option<DeviceStatus> {
+    let fault = documented(a, d, m);
+    let mut history = list::<u32>(m, "history");
+    history[0] += 1;
+    put(m, "history", &history);
+    fault
+}
+
+/// A token for rows that pad the batch.
+pub(super) fn with_a_token_for_padding(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+    let fault = documented(a, d, m);
+    let (ints, mut tokens) = (list::<u32>(m, "row_ints"), list::<u32>(m, "tokens"));
+    for (row, token) in tokens.iter_mut().enumerate().filter(|(row, _)| ints[row * 8 + 5] == NO_SLOT) {
+        *token = row as u32 + 1;
+    }
+    put(m, "tokens", &tokens);
+    fault
+}
+
+/// No row says that it failed.
+pub(super) fn with_no_row_status(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+    let fault = documented(a, d, m);
+    m.get_mut("row_status").unwrap().fill(0);
+    fault
+}
+
+/// Bad indices are met, and not reported.
+pub(super) fn with_a_silent_fault(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+    documented(a, d, m);
+    None
+}
+
+fn list<T: bytemuck::Pod>(memory: &Memory, name: &str) -> Vec<T> {
+    memory[name].chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+fn put<T: bytemuck::Pod>(memory: &mut Memory, name: &str, values: &[T]) {
+    memory.insert(name.to_owned(), bytemuck::cast_slice(values).to_vec());
+}
+
+fn gather(memory: &mut Memory, dimensions: &Dimensions) -> Option<DeviceStatus> {
+    let (vocab_size, hidden) = (dimensions["vocab_size"] as u32, dimensions["hidden_size"] as usize);
+    let (mut ids, table) = (list::<u32>(memory, "ids"), list::<u16>(memory, "table"));
+    if memory.contains_key("slots") {
+        let (slots, last) = (list::<i32>(memory, "slots"), list::<u32>(memory, "last_tokens"));
+        for (id, slot) in ids.iter_mut().zip(slots).filter(|(_, slot)| *slot >= 0) {
+            *id = last.get(slot as usize).copied().unwrap_or(u32::MAX);
+        }
+    }
+    let row = |&id: &u32| match id < vocab_size {
+        true => table[id as usize * hidden..][..hidden].to_vec(),
+        false => vec![0; hidden],
+    };
+    let output: Vec<u16> = ids.iter().flat_map(row).collect();
+    put(memory, "output", &output);
+    let bad = ids.iter().position(|&id| id >= vocab_size)?;
+    Some(DeviceStatus::IndexOutOfRange { index: bad as u32 })
+}
+
+fn record_history(memory: &mut Memory, dimensions: &Dimensions) -> Option<DeviceStatus> {
+    let (slots, vocab) = (dimensions["max_sequences"] as u32, dimensions["vocab_size"] as u32);
+    let column = |name| list::<u32>(memory, name);
+    let (entry_slots, tokens, kinds) = (column("entry_slots"), column("entry_tokens"), column("entry_kinds"));
+    let mut history = column("history");
+    let mut bad = None;
+    for (entry, kind) in kinds.into_iter().enumerate().filter(|(_, kind)| *kind != 0) {
+        let (slot, token) = (entry_slots[entry], tokens[entry]);
+        if kind > 2 || slot >= slots || token >= vocab {
+            bad = bad.or(Some(entry as u32));
+            continue;
+        }
+        let at = &mut history[(slot * vocab + token) as usize];
+        *at = if kind == 1 { *at | 1 << 31 } else { *at + 1 };
+    }
+    put(memory, "history", &history);
+    bad.map(|index| DeviceStatus::IndexOutOfRange { index })
+}
+
+/// The tables of `sampling.sample`; the greedy method has but the first two.
+struct Tables {
+    vocab: usize,
+    ints: Vec<u32>,
+    logits: Vec<f32>,
+    full: Option<Full>,
+}
+
+struct Full {
+    floats: Vec<f32>,
+    masks: Vec<u32>,
+    starts: Vec<i32>,
+    tokens: Vec<u32>,
+    values: Vec<f32>,
+    history: Vec<u32>,
+}
+
+impl Tables {
+    fn new(memory: &Memory, vocab: usize) -> Self {
+        let full = memory.contains_key("history").then(|| Full {
+            floats: list(memory, "row_floats"),
+            masks: list(memory, "masks"),
+            starts: list(memory, "adjust_start"),
+            tokens: list(memory, "adjust_tokens"),
+            values: list(memory, "adjust_values"),
+            history: list(memory, "history"),
+        });
+        Self { vocab, ints: list(memory, "row_ints"), logits: list(memory, "logits"), full }
+    }
+}
+
+/// What a row of the tables asks for.
+struct Row {
+    logits: Vec<f32>,
+    params: SamplingParams,
+    history: TokenHistory,
+    mask: Option<TokenMask>,
+    choice: u32,
+    position: u64,
+    slot: u32,
+    penalizes: bool,
+}
+
+impl Row {
+    fn new(tables: &Tables, row: usize) -> Self {
+        let vocab = tables.vocab;
+        let logits = tables.logits[row * vocab..][..vocab].to_vec();
+        let [low, high, choice, position, top_k, slot, mask, flags] = tables.ints[row * 8..][..8] else {
+            unreachable!()
+        };
+        let mut params = SamplingParams { temperature: 0.0, ..SamplingParams::default() };
+        let (mut history, mut allowed, mut penalizes) = (TokenHistory::default(), None, false);
+        if let Some(full) = tables.full.as_ref().filter(|_| slot != NO_SLOT) {
+            let floats = &full.floats[row * 8..][..8];
+            [params.temperature, params.top_p, params.min_p] = [floats[0], floats[1], floats[2]];
+            [params.repetition_penalty, params.presence_penalty, params.frequency_penalty] =
+                [floats[3], floats[4], floats[5]];
+            params.top_k = (top_k > 0).then_some(top_k);
+            params.seed = u64::from(high) << 32 | u64::from(low);
+            let entries = full.starts[row] as usize..full.starts[row + 1] as usize;
+            params.logit_bias = entries.map(|at| (TokenId(full.tokens[at]), full.values[at])).collect();
+            let words = vocab.div_ceil(32);
+            let of = |mask: usize| full.masks[(mask - 1) * words..][..words].to_vec();
+            allowed = (mask > 0).then(|| TokenMask::from_words(of(mask as usize), vocab));
+            penalizes = flags & 1 == 1;
+            let used = |token: usize| if penalizes { full.history[slot as usize * vocab + token] } else { 0 };
+            history =
+                TokenHistory::new((0..vocab).filter(|&t| used(t) >> 31 == 1).map(|t| TokenId(t as u32)));
+            for token in 0..vocab {
+                (0..used(token) & 0x7FFF_FFFF).for_each(|_| history.push(TokenId(token as u32)));
+            }
+        }
+        let position = position.into();
+        Self { logits, params, history, mask: allowed, choice, position, slot, penalizes }
+    }
+
+    fn token(&self) -> Result<TokenId, SamplingError> {
+        let Self { logits, params, history, choice, position, .. } = self;
+        let (mask, choice, position, top_logprobs) = (self.mask.as_ref(), *choice, *position, None);
+        let row = LogitsRow { logits, params, history, mask, choice, position, top_logprobs };
+        sampling::sample(&row).map(|sampled| sampled.token)
+    }
+}
+
+fn sample(memory: &mut Memory, dimensions: &Dimensions) {
+    let (rows, vocab) = (dimensions["rows"] as usize, dimensions["vocab_size"] as usize);
+    let (mut tokens, mut status) = (vec![0_u32; rows], vec![0_i32; rows]);
+    let mut last_tokens = list::<u32>(memory, "last_tokens");
+    let mut tables = Tables::new(memory, vocab);
+    for number in 0..rows {
+        let row = Row::new(&tables, number);
+        if row.slot == NO_SLOT {
+            continue;
+        }
+        match row.token() {
+            Ok(token) => tokens[number] = token.0,
+            Err(SamplingError::NoCandidate) => status[number] = 5,
+            Err(_) => status[number] = 6,
+        }
+        last_tokens[row.slot as usize] = tokens[number];
+        if let Some(full) = tables.full.as_mut().filter(|_| row.penalizes && status[number] == 0) {
+            full.history[row.slot as usize * vocab + tokens[number] as usize] += 1;
+        }
+    }
+    if let Some(full) = tables.full {
+        put(memory, "history", &full.history);
+    }
+    put(memory, "tokens", &tokens);
+    put(memory, "row_status", &status);
+    put(memory, "last_tokens", &last_tokens);
+}
+
+fn top(memory: &mut Memory, dimensions: &Dimensions) {
+    let (rows, vocab) = (dimensions["rows"] as usize, dimensions["vocab_size"] as usize);
+    let (logits, tokens) = (list::<f32>(memory, "logits"), list::<u32>(memory, "tokens"));
+    let (mut chosen, mut ranks, mut status) =
+        (vec![f32::NEG_INFINITY; rows], vec![0_u32; rows], vec![0; rows]);
+    let (mut top_tokens, mut top_logprobs) = (vec![u32::MAX; rows * 32], vec![f32::NEG_INFINITY; rows * 32]);
+    for row in 0..rows {
+        match log_probabilities(&logits[row * vocab..][..vocab], TokenId(tokens[row]), 32) {
+            Ok(found) => {
+                (chosen[row], ranks[row]) = (found.chosen.logprob, found.chosen.rank);
+                for (i, top) in found.top.iter().enumerate() {
+                    (top_tokens[row * 32 + i], top_logprobs[row * 32 + i]) = (top.token.0, top.logprob);
+                }
+            }
+            Err(SamplingError::Token { .. }) => status[row] = 1,
+            Err(SamplingError::NoCandidate) => status[row] = 5,
+            Err(_) => status[row] = 6,
+        }
+    }
+    put(memory, "chosen_logprob", &chosen);
+    put(memory, "chosen_rank", &ranks);
+    put(memory, "row_status", &status);
+    put(memory, "top_tokens", &top_tokens);
+    put(memory, "top_logprobs", &top_logprobs);
+}
+
+/// In `f32`, as the kernel does it.
+fn rope_append(memory: &mut Memory, dimensions: &Dimensions, normalizes: bool) -> Option<DeviceStatus> {
+    let size = |name: &str| dimensions[name] as usize;
+    let (q_heads, kv_heads, dim) = (size("num_q_heads"), size("num_kv_heads"), size("head_dim"));
+    let (qkv, rotations) = (list::<bf16>(memory, "qkv"), list::<f32>(memory, "rotations"));
+    let (positions, starts) = (list::<i32>(memory, "positions"), list::<i32>(memory, "query_start"));
+    let table = list::<i32>(memory, "block_table");
+    let mut q_out = list::<bf16>(memory, "q_out");
+    let mut pools = [list::<bf16>(memory, "k_pages"), list::<bf16>(memory, "v_pages")];
+    let mut faults = Vec::new();
+    for token in 0..size("tokens") {
+        let sequence = starts[1..].iter().filter(|&&end| end <= token as i32).count();
+        let position = positions[token];
+        let turns = (0..size("max_positions") as i32).contains(&position);
+        let room = (size("max_pages") * PAGE_SIZE) as i32;
+        let fits = sequence < size("batch") && (0..room).contains(&position);
+        let page =
+            if fits { table[sequence * size("max_pages") + position as usize / PAGE_SIZE] } else { -1 };
+        let there = (0..size("num_pages") as i32).contains(&page);
+        if !fits {
+            faults.push((4, DeviceStatus::LengthOutOfRange { sequence: token as u32 }));
+        } else if !there {
+            faults.push((3, DeviceStatus::PageOutOfRange { sequence: token as u32 }));
+        }
+        for head in 0..q_heads + 2 * kv_heads {
+            let at = (token * (q_heads + 2 * kv_heads) + head) * dim;
+            let mut row: Vec<f32> = qkv[at..at + dim].iter().map(|x| x.to_f32()).collect();
+            let is_value = head >= q_heads + kv_heads;
+            if normalizes && !is_value {
+                let weight = list::<bf16>(memory, if head < q_heads { "q_weight" } else { "k_weight" });
+                let mean = row.iter().map(|x| x * x).sum::<f32>() / dim as f32;
+                let scale = 1.0 / (mean + 1e-6).sqrt();
+                row.iter_mut().zip(weight).for_each(|(x, w)| *x = round(*x * scale * w.to_f32()));
+            }
+            if !is_value {
+                let angle = if turns { position as usize } else { 0 };
+                for pair in 0..dim / 2 {
+                    let [cosine, sine] = [0, 1].map(|part| rotations[(angle * dim / 2 + pair) * 2 + part]);
+                    let (low, high) = (row[pair], row[dim / 2 + pair]);
+                    row[pair] = low * cosine - high * sine;
+                    row[dim / 2 + pair] = high * cosine + low * sine;
+                }
+            }
+            let row: Vec<bf16> = row.into_iter().map(bf16::from_f32).collect();
+            if head < q_heads {
+                q_out[(token * q_heads + head) * dim..][..dim].copy_from_slice(&row);
+            } else if turns && there {
+                let kv_head = (head - q_heads) % kv_heads;
+                let slot = (page as usize * kv_heads + kv_head) * PAGE_SIZE + position as usize % PAGE_SIZE;
+                pools[usize::from(is_value)][slot * dim..][..dim].copy_from_slice(&row);
+            }
+        }
+    }
+    put(memory, "q_out", &q_out);
+    put(memory, "k_pages", &pools[0]);
+    put(memory, "v_pages", &pools[1]);
+    faults.into_iter().rev().max_by_key(|(code, _)| *code).map(|(_, fault)| fault)
+}
+
+fn round(x: f32) -> f32 {
+    bf16::from_f32(x).to_f32()
+}
