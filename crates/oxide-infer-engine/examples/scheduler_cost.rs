@@ -48,6 +48,7 @@ impl Decoding {
             max_batch_tokens: 8192.max(sequences),
             max_model_len: longest,
             vocab_size: 150_000,
+            max_logprobs: u32::MAX,
             steps_in_flight: 2,
         };
         let mut scheduler = Scheduler::new(limits, PrefixCache::Enabled);

@@ -26,6 +26,12 @@ pub(crate) fn check(request: &EngineRequest, limits: &ExecutorLimits) -> Result<
             limit: limits.max_sequences,
         });
     }
+    let listed = [("logprobs", request.logprobs), ("prompt_logprobs", request.prompt_logprobs)];
+    for (field, wanted) in listed.into_iter().filter_map(|(field, wanted)| Some((field, wanted?))) {
+        if wanted > limits.max_logprobs {
+            return Err(SubmitError::TooManyLogprobs { field, wanted, limit: limits.max_logprobs });
+        }
+    }
     let needed = longest_kv(request, limits).div_ceil(limits.page_size);
     if needed > limits.num_pages {
         return Err(SubmitError::TooManyPages { needed, available: limits.num_pages });

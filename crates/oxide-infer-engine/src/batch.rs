@@ -27,6 +27,8 @@ pub struct ExecutorLimits {
     pub max_model_len: usize,
     /// Size of the vocabulary.
     pub vocab_size: usize,
+    /// Best tokens that log-probabilities can list; `u32::MAX` if as many as are asked for.
+    pub max_logprobs: u32,
     /// Steps that may be submitted before the oldest is collected: 1 computes one after the other, 2 overlaps.
     pub steps_in_flight: usize,
 }

@@ -214,6 +214,16 @@ pub enum SubmitError {
         /// The limit.
         limit: usize,
     },
+    /// More of the best tokens than the executor lists.
+    #[error("{field} asks for the {wanted} best tokens; at most {limit} are listed")]
+    TooManyLogprobs {
+        /// The field of [`EngineRequest`].
+        field: &'static str,
+        /// Tokens asked for.
+        wanted: u32,
+        /// The limit.
+        limit: u32,
+    },
     /// A sampling parameter is out of its range.
     #[error(transparent)]
     Sampling(#[from] SamplingParamsError),

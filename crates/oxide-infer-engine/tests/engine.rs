@@ -290,7 +290,7 @@ async fn a_drain_says_when_the_executor_hangs() {
 
 #[test]
 fn a_request_that_can_never_be_finished_is_refused_by_name() {
-    let limits = ExecutorLimits { num_pages: 20, ..SMALL_LIMITS };
+    let limits = ExecutorLimits { num_pages: 20, max_logprobs: 32, ..SMALL_LIMITS };
     let engine = start(ScriptedExecutor::new(limits));
     let refused = |request: EngineRequest| engine.submit(request).map(|_| ()).unwrap_err();
     let long: Vec<u32> = (0..200).collect();
@@ -305,6 +305,15 @@ fn a_request_that_can_never_be_finished_is_refused_by_name() {
     );
     let many = EngineRequest { choices: NonZeroU32::new(9).unwrap(), ..request(&[1], 1) };
     assert_eq!(refused(many), SubmitError::TooManyChoices { choices: 9, limit: 8 });
+    let listing = EngineRequest { logprobs: Some(33), ..request(&[1], 1) };
+    assert_eq!(refused(listing), SubmitError::TooManyLogprobs { field: "logprobs", wanted: 33, limit: 32 });
+    let of_prompt = EngineRequest { prompt_logprobs: Some(40), ..request(&[1, 2], 1) };
+    assert_eq!(
+        refused(of_prompt).to_string(),
+        "prompt_logprobs asks for the 40 best tokens; at most 32 are listed"
+    );
+    let most = EngineRequest { logprobs: Some(32), ..request(&[1], 1) };
+    assert!(answers(engine.submit(most).unwrap(), 1).is_ok());
     // 20 pages hold 80 tokens; the last token of an answer needs no place.
     assert_eq!(refused(request(&long[..70], 12)), SubmitError::TooManyPages { needed: 21, available: 20 });
     assert_eq!(answers(engine.submit(request(&long[..70], 11)).unwrap(), 1).unwrap()[0].0.len(), 11);

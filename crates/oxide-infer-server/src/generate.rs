@@ -334,6 +334,7 @@ fn submit_error(error: SubmitError, prompt_param: &str, prompts: usize) -> ApiEr
         }
         SubmitError::UnknownToken { .. } => invalid(prompt_param, format!("cannot be computed: {error}")),
         SubmitError::TooManyChoices { .. } => invalid("n", format!("is too large: {error}")),
+        SubmitError::TooManyLogprobs { field, .. } => invalid(field, format!("is too large: {error}")),
         SubmitError::Sampling(error) => {
             let param = match error {
                 SamplingParamsError::Range { field, .. } => field,

@@ -73,6 +73,15 @@ impl Server {
     /// [`ServeError::Config`] names the setting that makes no sense.
     pub fn new(config: ServerConfig, engine: EngineHandle, text: Arc<TextModel>) -> Result<Self, ServeError> {
         check(&config)?;
+        let (wanted, listed) = (config.limits.max_logprobs, engine.limits().max_logprobs);
+        if wanted > listed {
+            let reason = "must not be over the number that the engine can list";
+            return Err(ServeError::Config {
+                setting: "max_logprobs",
+                reason,
+                value: format!("{wanted} (it lists {listed})"),
+            });
+        }
         let model_name = config.served_model_names.first().cloned().unwrap_or_default();
         Ok(Self { app: Arc::new(App::new(config, &model_name, engine, text)) })
     }

@@ -190,8 +190,13 @@ impl CudaExecutor {
             if pages.iter().any(|page| page.index() >= self.limits.num_pages) {
                 return Err(wrong("has a page that the pool has not"));
             }
-            if row.samples.end > batch.samples.len() {
-                return Err(wrong("has draws past the list"));
+            let samples = batch.samples.get(row.samples.clone());
+            let samples = samples.ok_or_else(|| wrong("has draws past the list"))?;
+            let listed = samples.iter().filter_map(|target| target.logprobs);
+            let listed = listed.chain(row.prompt_logprobs.iter().map(|asked| asked.top)).max();
+            if let Some(wanted) = listed.filter(|&wanted| wanted > self.limits.max_logprobs) {
+                let limit = self.limits.max_logprobs;
+                return Err(wrong(&format!("asks for the {wanted} best tokens; at most {limit} are listed")));
             }
             if row.input == RowInput::LastSampled && row.tokens.len() != 1 {
                 return Err(wrong("goes on with a sampled token and does not have one token"));

@@ -312,7 +312,8 @@ impl ChunkReader<'_> {
             logprob: f32::from_bits(self.word(layout.chosen_logprob.start + row)),
             rank: self.word(layout.chosen_rank.start + row),
         };
-        let count = (top as usize).min(TOP_TOKENS).min(self.vocab_size);
+        // The executor has refused more than `TOP_TOKENS`.
+        let count = (top as usize).min(self.vocab_size);
         let at = |rank: usize| TokenLogProb {
             token: TokenId(self.word(layout.top_tokens.start + row * TOP_TOKENS + rank)),
             logprob: f32::from_bits(self.word(layout.top_logprobs.start + row * TOP_TOKENS + rank)),

@@ -1,3 +1,4 @@
+use super::inputs::TOP_TOKENS;
 use super::memory::PAGE_SIZE;
 use crate::batch::ExecutorLimits;
 use crate::model::ModelConfig;
@@ -143,6 +144,7 @@ impl CudaOptions {
             max_batch_tokens: self.max_batch_tokens,
             max_model_len,
             vocab_size: config.vocab_size,
+            max_logprobs: TOP_TOKENS as u32,
             steps_in_flight: STEPS_IN_FLIGHT,
         })
     }

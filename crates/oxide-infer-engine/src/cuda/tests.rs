@@ -2,13 +2,13 @@
 //! work is enqueued, over which memory, and that nothing of it is lost or freed early.
 
 use super::{CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, check_coverage, load_cuda_on};
-use crate::batch::Executor;
+use crate::batch::{BatchRow, EngineBatch, Executor, PromptLogprobs, RowInput, SlotId};
 use crate::model::Architecture;
-use crate::request::{Masking, RequestError, StopConditions};
+use crate::request::{Masking, RequestError, StopConditions, SubmitError};
 use crate::testing::TinyModel;
 use crate::{Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, Health, ModelSource};
 use oxide_infer::sampling::SamplingParams;
-use oxide_infer::{DType, TokenId};
+use oxide_infer::{DType, PageId, TokenId};
 use oxide_infer_cuda::artifact::{Registry, Target};
 use oxide_infer_cuda::driver::simulated::SimulatedDriver;
 use oxide_infer_cuda::runtime::Context;
@@ -111,6 +111,42 @@ fn a_model_is_loaded_and_answers_with_every_way_to_sample() {
     assert_eq!(device.driver.violations(), Vec::<String>::new());
     let counted: u64 = engine.operators().snapshot().map(|(_, count)| count).sum();
     assert!(counted > 0 && device.driver.launches() as u64 >= counted);
+}
+
+#[test]
+fn as_many_best_tokens_are_listed_as_the_kernel_has_and_more_are_refused() {
+    let engine = engine(&device());
+    let listing = |count| EngineRequest { logprobs: Some(count), ..request(5, 1, greedy()) };
+    let mut stream = engine.submit(listing(32)).unwrap();
+    let listed = std::iter::from_fn(|| stream.blocking_next()).find_map(|event| match event {
+        EngineEvent::Token { logprobs, .. } => Some(logprobs.map_or(0, |logprobs| logprobs.top.len())),
+        _ => None,
+    });
+    assert_eq!(listed, Some(32));
+    let refused = engine.submit(listing(33)).map(|_| ()).unwrap_err();
+    assert_eq!(refused, SubmitError::TooManyLogprobs { field: "logprobs", wanted: 33, limit: 32 });
+}
+
+#[test]
+fn a_batch_that_asks_for_more_best_tokens_than_the_kernel_lists_is_refused() {
+    let mut executor = load(&device(), &OPTIONS).unwrap();
+    let batch = EngineBatch {
+        rows: vec![BatchRow {
+            slot: SlotId(0),
+            tokens: 0..1,
+            pages: 0..1,
+            kv_len: 1,
+            input: RowInput::Host,
+            samples: 0..0,
+            prompt_logprobs: Some(PromptLogprobs { next_tokens: vec![TokenId(4)], top: 40 }),
+        }],
+        tokens: vec![TokenId(3)],
+        positions: vec![0],
+        pages: vec![PageId(0)],
+        ..EngineBatch::default()
+    };
+    let message = executor.submit(&batch).unwrap_err().message;
+    assert_eq!(message, "row 0 of the step asks for the 40 best tokens; at most 32 are listed");
 }
 
 #[test]

@@ -27,6 +27,7 @@ pub const SMALL_LIMITS: ExecutorLimits = ExecutorLimits {
     max_batch_tokens: 32,
     max_model_len: 128,
     vocab_size: 1000,
+    max_logprobs: u32::MAX,
     steps_in_flight: 1,
 };
 

@@ -1,6 +1,8 @@
 //! `/v1/models`, `/health`, `/ready`, `/version`, and the configuration's own errors.
 
-use crate::harness::{Harness, MAX_MODEL_LEN, executor};
+use crate::harness::{Harness, LIMITS, MAX_MODEL_LEN, executor};
+use oxide_infer_engine::ExecutorLimits;
+use oxide_infer_engine::testing::scripted::ScriptedExecutor;
 use oxide_infer_server::{ServeError, Server, ServerConfig};
 use serde_json::json;
 
@@ -55,7 +57,8 @@ async fn a_draining_server_is_live_but_not_ready_and_refuses_new_requests() {
 
 #[tokio::test]
 async fn settings_that_make_no_sense_are_named() {
-    let harness = Harness::answering("x");
+    let limits = ExecutorLimits { max_logprobs: 32, ..LIMITS };
+    let harness = Harness::new(ScriptedExecutor::new(limits), |_| {});
     let refused = |configure: fn(&mut ServerConfig)| {
         let mut config = ServerConfig::new("tiny");
         configure(&mut config);
@@ -69,4 +72,5 @@ async fn settings_that_make_no_sense_are_named() {
     assert_eq!(refused(|config| config.api_keys.push(oxide_infer_server::ApiKey::new(""))), "api_keys");
     assert_eq!(refused(|config| config.metrics_prefix = "9 lives".into()), "metrics_prefix");
     assert_eq!(refused(|config| config.limits.max_requests_in_flight = 0), "max_requests_in_flight");
+    assert_eq!(refused(|config| config.limits.max_logprobs = 33), "max_logprobs");
 }

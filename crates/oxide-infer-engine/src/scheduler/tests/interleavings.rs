@@ -37,6 +37,7 @@ fn limits() -> impl Strategy<Value = ExecutorLimits> {
                 max_batch_tokens: max_sequences + extra_tokens,
                 max_model_len,
                 vocab_size: VOCAB,
+                max_logprobs: u32::MAX,
                 steps_in_flight,
             }
         },
