@@ -143,7 +143,7 @@ pub struct SampleTarget {
     pub logprobs: Option<u32>,
     /// Which tokens may be sampled.
     pub mask: Option<Arc<TokenMask>>,
-    /// Tokens that may not be sampled yet (`min_tokens`).
+    /// Tokens that may not be sampled yet (`min_tokens`), ascending.
     pub forbidden: Arc<[TokenId]>,
 }
 

@@ -238,26 +238,30 @@ impl ChunkWriter<'_> {
         self.masks.write(index * self.mask_words, mask.words())
     }
 
-    /// Biases and forbidden tokens in the order of tokens, those of one token in the order in which they were given.
+    /// Biases and forbidden tokens in the order of tokens. Both come in that order; which of the two is first for one
+    /// token is the same, since its logit ends as minus infinity.
     fn write_adjustments(
         &self,
         from: usize,
         slot: &Slot,
         target: &SampleTarget,
     ) -> Result<usize, RegionError> {
-        let biases = slot.sampling.logit_bias.iter().copied();
-        let forbidden = target.forbidden.iter().map(|&token| (token, f32::NEG_INFINITY));
-        let mut entries: Vec<_> = biases.chain(forbidden).collect();
-        if entries.is_empty() {
-            return Ok(from);
+        let (mut at, half) = (from, self.adjustments.len() / 2);
+        let mut put = |token: TokenId, value: f32| {
+            self.adjustments.write(at, &[token.0])?;
+            self.adjustments.write(half + at, &[value.to_bits()])?;
+            at += 1;
+            Ok(())
+        };
+        let mut forbidden = target.forbidden.iter().copied().peekable();
+        for &(biased, bias) in &slot.biases {
+            while let Some(token) = forbidden.next_if(|&token| token < biased) {
+                put(token, f32::NEG_INFINITY)?;
+            }
+            put(biased, bias)?;
         }
-        entries.sort_by_key(|(token, _)| *token);
-        let half = self.adjustments.len() / 2;
-        for (index, (token, value)) in entries.iter().enumerate() {
-            self.adjustments.write(from + index, &[token.0])?;
-            self.adjustments.write(half + from + index, &[value.to_bits()])?;
-        }
-        Ok(from + entries.len())
+        forbidden.try_for_each(|token| put(token, f32::NEG_INFINITY))?;
+        Ok(at)
     }
 
     fn write_padding(&self, index: usize, adjusted: usize) -> Result<(), RegionError> {
@@ -325,5 +329,62 @@ impl ChunkReader<'_> {
     fn word(&self, index: usize) -> u32 {
         // The layout is that of the memory.
         self.words.read(index).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{SlotId, SlotStart};
+    use crate::request::ChoiceIndex;
+    use oxide_infer::sampling::SamplingParams;
+    use oxide_infer_cuda::driver::simulated::SimulatedDriver;
+    use oxide_infer_cuda::runtime::Context;
+    use std::sync::Arc;
+
+    fn target(slot: u32, forbidden: &[u32]) -> SampleTarget {
+        let forbidden = forbidden.iter().copied().map(TokenId).collect();
+        SampleTarget { slot: SlotId(slot), position: 0, logprobs: None, mask: None, forbidden }
+    }
+
+    #[test]
+    fn biases_and_forbidden_tokens_of_a_row_are_in_the_order_of_tokens() {
+        let biases = [(9, 1.0), (4, -2.0), (9, 0.5), (2, 3.0)].map(|(token, bias)| (TokenId(token), bias));
+        let start = |slot, biases: &[(TokenId, f32)]| SlotStart {
+            slot: SlotId(slot),
+            choice: ChoiceIndex(0),
+            sampling: Arc::new(SamplingParams { logit_bias: Arc::from(biases), ..Default::default() }),
+            prompt: Arc::from([TokenId(1)]),
+            output: Vec::new(),
+        };
+        let mut slots = Slots::new(2);
+        slots.start(&start(0, &biases)).unwrap();
+        slots.start(&start(1, &[])).unwrap();
+        let samples = vec![target(0, &[1, 4, 7]), target(1, &[]), target(1, &[3, 8])];
+        let batch = EngineBatch { samples, ..EngineBatch::default() };
+        let rows: Vec<_> = (0..3).map(|target| HeadRow::Draw { token: target, target }).collect();
+
+        let context = Context::primary_on(SimulatedDriver::new(), 0).unwrap();
+        let layout = HeadInputLayout::new(4);
+        let words = |len| PinnedMemory::<u32>::allocate(&context, len).unwrap();
+        let (tables, adjustments, masks) = (words(layout.words()), words(2 * 9), words(0));
+        let writer = ChunkWriter {
+            layout: &layout,
+            tables: &tables,
+            adjustments: &adjustments,
+            masks: &masks,
+            mask_words: 1,
+        };
+        writer.write(&rows, 4, &batch, &slots).unwrap();
+
+        let read = |memory: &PinnedMemory<u32>, range: Range<usize>| {
+            range.filter_map(|index| memory.read(index)).collect::<Vec<_>>()
+        };
+        assert_eq!(read(&tables, layout.adjust_start.clone()), [0, 7, 7, 9, 9]);
+        assert_eq!(read(&adjustments, 0..9), [1, 2, 4, 4, 7, 9, 9, 3, 8]);
+        let values: Vec<_> = read(&adjustments, 9..18).into_iter().map(f32::from_bits).collect();
+        let never = f32::NEG_INFINITY;
+        // Of token 4 the forbidding comes after its bias; of token 9 the biases stay in the order in which they were given.
+        assert_eq!(values, [never, 3.0, -2.0, never, never, 1.0, 0.5, never, never]);
     }
 }

@@ -1,5 +1,6 @@
 use crate::batch::{SlotId, SlotStart};
 use crate::request::ChoiceIndex;
+use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
 use std::sync::Arc;
 
@@ -8,6 +9,8 @@ use std::sync::Arc;
 pub(super) struct Slot {
     pub(super) choice: ChoiceIndex,
     pub(super) sampling: Arc<SamplingParams>,
+    /// Its logit biases in the order of tokens, those of one token in the order in which they were given.
+    pub(super) biases: Vec<(TokenId, f32)>,
 }
 
 /// The slots of an executor.
@@ -21,8 +24,10 @@ impl Slots {
 
     /// A slot begins anew. `None` when there is no such slot.
     pub(super) fn start(&mut self, start: &SlotStart) -> Option<()> {
-        let slot = Slot { choice: start.choice, sampling: start.sampling.clone() };
-        *self.0.get_mut(start.slot.0 as usize)? = Some(slot);
+        let sampling = start.sampling.clone();
+        let mut biases = sampling.logit_bias.to_vec();
+        biases.sort_by_key(|(token, _)| *token);
+        *self.0.get_mut(start.slot.0 as usize)? = Some(Slot { choice: start.choice, sampling, biases });
         Some(())
     }
 

@@ -233,7 +233,7 @@ impl Request {
     }
 }
 
-/// The tokens that end an answer, each once; those outside the vocabulary can never be sampled.
+/// The tokens that end an answer, ascending, each once; those outside the vocabulary can never be sampled.
 fn endings(spec: &EngineRequest, vocab_size: usize) -> Arc<[TokenId]> {
     let eos = match spec.stop.eos {
         EosPolicy::Stop => &spec.stop.eos_token_ids[..],
