@@ -9,6 +9,7 @@
 //! sequence owns. All other steps run the operators of a class of tokens and sequences.
 
 mod bind;
+mod body;
 mod classes;
 mod executor;
 mod head;
@@ -20,6 +21,7 @@ mod options;
 mod plan;
 mod slots;
 mod staging;
+mod tap;
 #[cfg(test)]
 mod tests;
 mod weights;

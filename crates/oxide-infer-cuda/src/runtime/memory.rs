@@ -344,6 +344,29 @@ impl<T: Element> PinnedMemory<T> {
         Ok(())
     }
 
+    /// Writes what an iterator yields, from element `start` on, with one check for all. Meaningful as
+    /// [`PinnedMemory::write`].
+    ///
+    /// # Errors
+    ///
+    /// [`RegionError::OutOfBounds`] if it ends past it; nothing is written then.
+    pub fn write_from(
+        &self,
+        start: usize,
+        values: impl ExactSizeIterator<Item = T>,
+    ) -> Result<(), RegionError> {
+        let len = values.len();
+        if start.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(self.out_of_bounds(start, len));
+        }
+        // The length of an iterator is a promise of safe code, which no bounds may rest on.
+        for (index, value) in values.take(len).enumerate() {
+            // SAFETY: `start + index` is under `start + len`, which is in bounds.
+            unsafe { self.ptr().add(start + index).write(value) };
+        }
+        Ok(())
+    }
+
     /// Copies its elements from `start` on out, as many as `values` holds. Meaningful once the work that writes them has
     /// settled.
     ///

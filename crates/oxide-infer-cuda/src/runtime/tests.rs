@@ -346,3 +346,33 @@ fn a_device_that_does_not_exist_is_named() {
     let error = Context::primary_on(SimulatedDriver::new(), 3).err().unwrap();
     assert_eq!(error.to_string(), "there is no CUDA device 3: the driver sees 1");
 }
+
+#[test]
+fn pinned_memory_takes_what_an_iterator_yields_and_no_more_than_it_promised() {
+    /// Says that it has two items and never ends.
+    struct Endless;
+    impl Iterator for Endless {
+        type Item = u32;
+        fn next(&mut self) -> Option<u32> {
+            Some(9)
+        }
+        fn size_hint(&self) -> (usize, Option<usize>) {
+            (2, Some(2))
+        }
+    }
+    impl ExactSizeIterator for Endless {}
+
+    let context = Context::primary_on(SimulatedDriver::new(), 0).unwrap();
+    let memory = PinnedMemory::<u32>::allocate(&context, 5).unwrap();
+    let held = || (0..5).filter_map(|index| memory.read(index)).collect::<Vec<_>>();
+    memory.write_from(1, [4, 5, 6].into_iter()).unwrap();
+    assert_eq!(held(), [0, 4, 5, 6, 0]);
+    memory.write_from(3, Endless).unwrap();
+    assert_eq!(held(), [0, 4, 5, 9, 9]);
+    assert!(matches!(
+        memory.write_from(4, Endless),
+        Err(RegionError::OutOfBounds { offset: 16, len: 2, .. })
+    ));
+    assert!(memory.write_from(usize::MAX, Endless).is_err());
+    assert_eq!(held(), [0, 4, 5, 9, 9]);
+}

@@ -1,14 +1,15 @@
 use super::bind::{BoundBody, BoundHead, Sequence};
+use super::body::BodyTables;
 use super::classes::{Classes, StepClass};
 use super::head::{self, Chunk, ChunkReader, ChunkWriter, HeadRow, MAX_HISTORY_ENTRIES, Sampling};
-use super::inputs::BodyLayout;
 use super::memory::DeviceBuffers;
 use super::options::STEPS_IN_FLIGHT;
 use super::slots::Slots;
 use super::staging::Staging;
+use super::tap::KeptLogits;
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, LogitsTap, RowInput, Sampled, SlotId,
-    SlotStart, StepOutput,
+    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, Sampled, SlotId, SlotStart,
+    StepOutput,
 };
 use crate::metrics::OperatorCounters;
 use oxide_infer::sampling;
@@ -35,15 +36,6 @@ pub struct CudaExecutor {
     pub(super) spare: Vec<StepLists>,
     /// What it takes to show logits, if they are kept.
     pub(super) kept: Option<KeptLogits>,
-}
-
-/// Which logits of the step that was collected last were drawn from.
-#[derive(Default)]
-pub(super) struct KeptLogits {
-    /// Rows of the logits.
-    rows: Vec<usize>,
-    /// Where they are copied to, as large as was ever needed.
-    staged: Option<PinnedMemory<f32>>,
 }
 
 /// The bodies of every class.
@@ -75,8 +67,8 @@ pub(super) struct InFlight {
 /// What it takes to read a step's outputs.
 #[derive(Default)]
 pub(super) struct StepLists {
-    rows: Vec<HeadRow>,
-    chunks: Vec<Chunk>,
+    pub(super) rows: Vec<HeadRow>,
+    pub(super) chunks: Vec<Chunk>,
     /// Of every chunk: its class and what it copied back.
     outputs: Vec<(usize, PinnedMemory<u32>)>,
     /// Slot and wanted log-probabilities of every draw, in the order of the batch.
@@ -133,7 +125,7 @@ impl Executor for CudaExecutor {
             self.in_flight.pop_front().ok_or_else(|| failure("no step is in flight"))?;
         completion.wait().map_err(failure)?;
         if let Some(kept) = &mut self.kept {
-            kept.rows = drawn_rows(&lists)?;
+            kept.note(&lists)?;
         }
         self.read(&lists, output);
         self.spare.push(lists);
@@ -306,7 +298,7 @@ impl CudaExecutor {
         let body = self.body_of(index, sequences);
         let null_page = self.limits.num_pages as u32;
         let max_pages = self.limits.max_model_len.div_ceil(self.limits.page_size);
-        BodyWriter { layout: &body.layout, staged: &staged, class, null_page, max_pages }
+        BodyTables { layout: &body.layout, words: &staged, class, null_page, max_pages }
             .write(batch)
             .map_err(failure)?;
         let target = self.buffers.body_inputs.slice(0..words).map_err(failure)?;
@@ -445,54 +437,6 @@ impl CudaExecutor {
     }
 }
 
-impl LogitsTap for CudaExecutor {
-    fn keep_logits(&mut self) {
-        self.kept.get_or_insert_default();
-    }
-
-    fn logits(&mut self) -> Result<Vec<f32>, ExecutorError> {
-        if !self.in_flight.is_empty() {
-            return Err(failure("the step in flight must be collected before its logits are read"));
-        }
-        let Some(KeptLogits { rows, staged }) = &mut self.kept else {
-            return Err(failure("the logits of this step were not kept"));
-        };
-        let vocab_size = self.limits.vocab_size;
-        let held = rows.last().map_or(0, |&row| row + 1);
-        let source = self.buffers.logits.slice(0..held * vocab_size).map_err(failure)?;
-        let staged = match staged {
-            Some(staged) if staged.len() >= source.len() => staged,
-            _ => {
-                let fresh = PinnedMemory::allocate(self.stream.context(), source.len()).map_err(failure)?;
-                staged.insert(fresh)
-            }
-        };
-        let mut scope = CommandScope::new(&self.stream).map_err(failure)?;
-        let target = staged.slice(0..source.len()).map_err(failure)?;
-        scope.copy_out(&source, &target).map_err(failure)?;
-        scope.finish().map_err(failure)?.wait().map_err(failure)?;
-        let mut logits = vec![0.0; rows.len() * vocab_size];
-        for (row, logits) in rows.iter().zip(logits.chunks_exact_mut(vocab_size)) {
-            target.read_into(row * vocab_size, logits).map_err(failure)?;
-        }
-        Ok(logits)
-    }
-}
-
-/// Rows of the logits of a step that drew, one for each token that any draw was from.
-fn drawn_rows(lists: &StepLists) -> Result<Vec<usize>, ExecutorError> {
-    let draws: Vec<_> = lists.chunks.iter().filter(|chunk| chunk.sampling != Sampling::None).collect();
-    match draws[..] {
-        [] => Ok(Vec::new()),
-        [chunk] if lists.chunks.len() == 1 => {
-            let tokens: Vec<_> = lists.rows[chunk.rows.clone()].iter().map(HeadRow::token).collect();
-            let first = |row: &usize| *row == 0 || tokens[*row] != tokens[row - 1];
-            Ok((0..tokens.len()).filter(first).collect())
-        }
-        _ => Err(failure("logits are kept of steps whose rows are computed at once, without prompt rows")),
-    }
-}
-
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
         // Steps in flight keep their leases; waiting here lets their memory be freed with the rest.
@@ -513,66 +457,6 @@ enum Logits {
 const PADDING: u32 = 0;
 const PROMPT_TOKEN: u32 = 1;
 const OUTPUT_TOKEN: u32 = 2;
-
-/// Writes the tables of a step's body.
-struct BodyWriter<'a> {
-    layout: &'a BodyLayout,
-    staged: &'a PinnedMemory<u32>,
-    class: StepClass,
-    null_page: u32,
-    max_pages: usize,
-}
-
-impl BodyWriter<'_> {
-    fn write(&self, batch: &EngineBatch) -> Result<(), oxide_infer_cuda::runtime::RegionError> {
-        let (layout, staged) = (self.layout, self.staged);
-        let (tokens, rows) = (batch.tokens.len(), batch.rows.len());
-        let padding = self.class.tokens() - tokens;
-        for (index, token) in batch.tokens.iter().enumerate() {
-            staged.write(layout.ids.start + index, &[token.0])?;
-        }
-        staged.write(layout.positions.start, &batch.positions)?;
-        for row in &batch.rows {
-            let slot = match row.input {
-                RowInput::Host => HOST_INPUT,
-                RowInput::LastSampled => row.slot.0,
-            };
-            row.tokens.clone().try_for_each(|token| staged.write(layout.slots.start + token, &[slot]))?;
-        }
-        for token in tokens..tokens + padding {
-            staged.write(layout.ids.start + token, &[0])?;
-            staged.write(layout.positions.start + token, &[0])?;
-            staged.write(layout.slots.start + token, &[HOST_INPUT])?;
-        }
-        for (index, row) in batch.rows.iter().enumerate() {
-            staged.write(layout.query_start.start + index, &[row.tokens.start as u32])?;
-            staged.write(layout.kv_len.start + index, &[row.kv_len as u32])?;
-            let table = layout.block_table.start + index * self.max_pages;
-            for (entry, page) in batch.pages[row.pages.clone()].iter().enumerate() {
-                staged.write(table + entry, &[page.0])?;
-            }
-        }
-        for index in rows..self.class.sequences() {
-            staged.write(layout.kv_len.start + index, &[0])?;
-        }
-        for index in rows..self.class.table_rows() {
-            staged.write(layout.block_table.start + index * self.max_pages, &[self.null_page])?;
-        }
-        // In a decode step every padding row has its token; in others all padding tokens are those of the last row.
-        for index in rows..=self.class.table_rows() {
-            let start = match self.class {
-                StepClass::Decode { .. } => index,
-                StepClass::Mixed { .. } if index == self.class.table_rows() => self.class.tokens(),
-                StepClass::Mixed { .. } => tokens,
-            };
-            staged.write(layout.query_start.start + index, &[start as u32])?;
-        }
-        Ok(())
-    }
-}
-
-/// The slot of a token that the host knows: -1.
-const HOST_INPUT: u32 = u32::MAX;
 
 pub(super) fn failure(message: impl ToString) -> ExecutorError {
     ExecutorError { message: message.to_string() }
