@@ -15,7 +15,14 @@ Examples:
   oxide-infer serve --model ./my-model --device cpu --threads 8 --kv-memory 4GiB --max-model-len 8192
 
   curl http://127.0.0.1:8000/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{\"model\": \"SmolLM2-135M-Instruct.Q4_1\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'")]
+    -d '{\"model\": \"SmolLM2-135M-Instruct.Q4_1\", \"messages\": [{\"role\": \"user\", \"content\": \"Hello!\"}]}'
+
+Exit codes:
+  0    ended by SIGTERM or SIGINT, after draining
+  1    could not start: the model, the device, the address or an option is wrong
+  2    the command line is wrong
+  70   the engine failed or hangs; a supervisor should start the server again
+  130  ended by a second signal while draining")]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) model: ModelOptions,
