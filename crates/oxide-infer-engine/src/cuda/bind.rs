@@ -2,7 +2,7 @@
 
 use super::classes::StepClass;
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
-use super::lower::{Activation, CudaOperator, Norm, Residual};
+use super::lower::{Activation, CudaOperator, HeadNorms, Norm, Residual};
 use super::memory::DeviceBuffers;
 use super::options::DecodeLaunch;
 use super::plan::{HeadOperator, Plans, Requests, WORKSPACE_ALIGNMENT};
@@ -246,50 +246,70 @@ impl Binder<'_> {
                 self.bind(&request, operands, to)
             }
             CudaOperator::RopeAppend { head_norms } => {
-                let norms = head_norms.map(|norms| {
-                    let query = self.weight(norms.query.id, norms.query.len)?;
-                    let key = self.weight(norms.key.id, norms.key.len)?;
-                    Ok::<_, PrepareError>((query, key, norms.eps))
-                });
-                let norms = norms.transpose()?;
-                let tables = self.tables(layout)?;
-                let [k_pages, v_pages] = buffers.layer(layer)?;
-                let mut operands = Operands::new()
-                    .region("qkv", buffers.activation(Activation::Projected))
-                    .region("positions", &tables.positions)
-                    .region("query_start", &tables.query_start)
-                    .region("block_table", &tables.block_table)
-                    .region("rotations", &buffers.rotations)
-                    .region("q_out", buffers.activation(Activation::Rotated))
-                    .region("k_pages", &k_pages)
-                    .region("v_pages", &v_pages)
-                    .status(self.status);
-                if let Some((query, key, eps)) = &norms {
-                    operands = operands.region("q_weight", query).region("k_weight", key);
-                    operands = operands.attribute("epsilon", *eps);
-                }
-                self.bind(&request, operands, to)
+                self.rope_append(&request, *head_norms, layer, layout, to)
             }
-            CudaOperator::Attention { .. } => {
-                let tables = self.tables(layout)?;
-                let [k_pages, v_pages] = buffers.layer(layer)?;
-                let scale = (1.0 / (self.requests.config.head_dim as f64).sqrt()) as f32;
-                let mut operands = Operands::new()
-                    .region("q", buffers.activation(Activation::Rotated))
-                    .region("k_pages", &k_pages)
-                    .region("v_pages", &v_pages)
-                    .region("block_table", &tables.block_table)
-                    .region("kv_len", &tables.kv_len)
-                    .region("output", buffers.activation(Activation::Attention))
-                    .attribute("scale", scale)
-                    .status(self.status);
-                if let StepClass::Mixed { .. } = class {
-                    operands = operands.region("query_start", &tables.query_start);
-                }
-                self.bind(&request, operands, to)
-            }
+            CudaOperator::Attention { .. } => self.attention(&request, layer, class, layout, to),
             CudaOperator::Other(_) => unreachable!("it has no request"),
         }
+    }
+
+    fn rope_append(
+        &mut self,
+        request: &Request,
+        head_norms: Option<HeadNorms>,
+        layer: usize,
+        layout: &BodyLayout,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let norms = head_norms.map(|norms| {
+            let query = self.weight(norms.query.id, norms.query.len)?;
+            let key = self.weight(norms.key.id, norms.key.len)?;
+            Ok::<_, PrepareError>((query, key, norms.eps))
+        });
+        let norms = norms.transpose()?;
+        let (buffers, tables) = (self.buffers, self.tables(layout)?);
+        let [k_pages, v_pages] = buffers.layer(layer)?;
+        let mut operands = Operands::new()
+            .region("qkv", buffers.activation(Activation::Projected))
+            .region("positions", &tables.positions)
+            .region("query_start", &tables.query_start)
+            .region("block_table", &tables.block_table)
+            .region("rotations", &buffers.rotations)
+            .region("q_out", buffers.activation(Activation::Rotated))
+            .region("k_pages", &k_pages)
+            .region("v_pages", &v_pages)
+            .status(self.status);
+        if let Some((query, key, eps)) = &norms {
+            operands = operands.region("q_weight", query).region("k_weight", key);
+            operands = operands.attribute("epsilon", *eps);
+        }
+        self.bind(request, operands, to)
+    }
+
+    fn attention(
+        &mut self,
+        request: &Request,
+        layer: usize,
+        class: StepClass,
+        layout: &BodyLayout,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let (buffers, tables) = (self.buffers, self.tables(layout)?);
+        let [k_pages, v_pages] = buffers.layer(layer)?;
+        let scale = (1.0 / (self.requests.config.head_dim as f64).sqrt()) as f32;
+        let mut operands = Operands::new()
+            .region("q", buffers.activation(Activation::Rotated))
+            .region("k_pages", &k_pages)
+            .region("v_pages", &v_pages)
+            .region("block_table", &tables.block_table)
+            .region("kv_len", &tables.kv_len)
+            .region("output", buffers.activation(Activation::Attention))
+            .attribute("scale", scale)
+            .status(self.status);
+        if let StepClass::Mixed { .. } = class {
+            operands = operands.region("query_start", &tables.query_start);
+        }
+        self.bind(request, operands, to)
     }
 
     fn pick(&mut self, rows: usize, inputs: &HeadInputLayout, to: &mut Sequence) -> Result<(), PrepareError> {

@@ -9,12 +9,13 @@ use super::plan::{PlanSizes, Plans, Requests, UncoveredError};
 use super::slots::Slots;
 use super::staging::Staging;
 use super::weights::{UploadError, WeightLayout, upload};
+use crate::batch::ExecutorLimits;
 use crate::load::LoadProgress;
 use crate::metrics::OperatorCounters;
 use crate::model::{DenseDecoder, ModelConfig};
 use crate::source::ModelSource;
 use crate::weights::{ModelWeights, WeightsError};
-use oxide_infer::{DType, SpecError};
+use oxide_infer::SpecError;
 use oxide_infer_cuda::artifact::{Registry, RegistryError};
 use oxide_infer_cuda::driver::CudaError;
 use oxide_infer_cuda::runtime::{
@@ -111,22 +112,7 @@ pub fn load_cuda_on(
     let model = CudaModel::new(&decoder);
     let layout = WeightLayout::new(&model);
 
-    // Sizes at their largest: what is left for pages depends on them, and they on the longest sequence.
-    let mut sizes = PlanSizes {
-        classes: Classes::new(options.max_sequences, options.max_batch_tokens),
-        max_sequences: options.max_sequences,
-        max_model_len: options.wanted_len(config),
-        pool_pages: 2,
-        multiprocessors: context.device().multiprocessors as usize,
-    };
-    let workspace = Requests { config, model: &model, sizes: &sizes }.cover(&registry)?;
-    let fixed = MemorySizes::new(config, &sizes, workspace).bytes() + layout.bytes() as u64;
-    let left = context.memory_info()?.free.saturating_sub(fixed);
-    let limits = options.limits(config, page_bytes(config), left)?;
-    sizes.max_model_len = limits.max_model_len;
-    sizes.pool_pages = limits.num_pages + 1;
-    let workspace = Requests { config, model: &model, sizes: &sizes }.cover(&registry)?;
-    let memory = MemorySizes::new(config, &sizes, workspace);
+    let Fit { limits, sizes, memory } = fit(context, options, config, &model, &layout, &registry)?;
     let buffers = DeviceBuffers::allocate(context, config, &layout, &memory, sizes.pool_pages)?;
 
     let stream = context.stream()?;
@@ -166,6 +152,41 @@ pub fn load_cuda_on(
     })
 }
 
+/// What an executor is planned for, and the memory that it takes beside weights and pages.
+struct Fit {
+    limits: ExecutorLimits,
+    sizes: PlanSizes,
+    memory: MemorySizes,
+}
+
+/// Fits the plans into the device's memory, once artifacts cover them.
+fn fit(
+    context: &Context,
+    options: &CudaOptions,
+    config: &ModelConfig,
+    model: &CudaModel,
+    weights: &WeightLayout,
+    registry: &Registry,
+) -> Result<Fit, CudaLoadError> {
+    // Sizes at their largest: what is left for pages depends on them, and they on the longest sequence.
+    let mut sizes = PlanSizes {
+        classes: Classes::new(options.max_sequences, options.max_batch_tokens),
+        max_sequences: options.max_sequences,
+        max_model_len: options.wanted_len(config),
+        pool_pages: 2,
+        multiprocessors: context.device().multiprocessors as usize,
+    };
+    let workspace = Requests { config, model, sizes: &sizes }.cover(registry)?;
+    let fixed = MemorySizes::new(config, &sizes, workspace).bytes() + weights.bytes() as u64;
+    let left = context.memory_info()?.free.saturating_sub(fixed);
+    let limits = options.limits(config, page_bytes(config), left)?;
+    sizes.max_model_len = limits.max_model_len;
+    sizes.pool_pages = limits.num_pages + 1;
+    let workspace = Requests { config, model, sizes: &sizes }.cover(registry)?;
+    let memory = MemorySizes::new(config, &sizes, workspace);
+    Ok(Fit { limits, sizes, memory })
+}
+
 fn registry(context: &Context) -> Result<Registry, CudaLoadError> {
     let device = context.device();
     let target = oxide_infer_cuda::artifact::Target::of(device.compute_capability, context.driver_version()?);
@@ -183,7 +204,6 @@ fn prepare(
     sizes: &PlanSizes,
     buffers: &DeviceBuffers,
 ) -> Result<(), CudaLoadError> {
-    debug_assert_eq!(DType::BF16.size(), 2);
     let table = rotations(config, sizes.max_model_len)?;
     let staged = PinnedMemory::allocate(context, table.len())?;
     staged.write(0, &table)?;
