@@ -13,6 +13,7 @@ mod body;
 mod classes;
 mod executor;
 mod head;
+mod history;
 mod inputs;
 mod load;
 mod lower;

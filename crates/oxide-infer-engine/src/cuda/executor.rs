@@ -1,7 +1,8 @@
 use super::bind::{BoundBody, BoundHead, Sequence};
 use super::body::BodyTables;
 use super::classes::{Classes, StepClass};
-use super::head::{self, Chunk, ChunkReader, ChunkWriter, HeadRow, MAX_HISTORY_ENTRIES, Sampling};
+use super::head::{self, Chunk, ChunkReader, ChunkWriter, HeadRow, Sampling};
+use super::history;
 use super::memory::DeviceBuffers;
 use super::options::STEPS_IN_FLIGHT;
 use super::slots::Slots;
@@ -207,19 +208,10 @@ impl CudaExecutor {
         let history = self.buffers.history.slice(slot * vocab_size..(slot + 1) * vocab_size);
         let mut scope = scope;
         scope.fill(&history.map_err(failure)?, 0).map_err(failure)?;
-        let prompt = start.prompt.iter().map(|&token| (token, PROMPT_TOKEN));
-        let output = start.output.iter().map(|&token| (token, OUTPUT_TOKEN));
-        let entries: Vec<_> = prompt.chain(output).collect();
-        for entries in entries.chunks(MAX_HISTORY_ENTRIES) {
-            scope = self.room(3 * MAX_HISTORY_ENTRIES, scope)?;
-            let staged = self.ring().inputs.take(3 * MAX_HISTORY_ENTRIES).map_err(failure)?;
-            let list = |of: &dyn Fn(usize) -> u32| (0..MAX_HISTORY_ENTRIES).map(of).collect::<Vec<_>>();
-            let slots = list(&|_| start.slot.0);
-            let tokens = list(&|i| entries.get(i).map_or(0, |(token, _)| token.0));
-            let kinds = list(&|i| entries.get(i).map_or(PADDING, |(_, kind)| *kind));
-            for (index, words) in [slots, tokens, kinds].iter().enumerate() {
-                staged.write(index * MAX_HISTORY_ENTRIES, words).map_err(failure)?;
-            }
+        for entries in history::entries(start).chunks(history::MAX_ENTRIES) {
+            scope = self.room(history::WORDS, scope)?;
+            let staged = self.ring().inputs.take(history::WORDS).map_err(failure)?;
+            history::write(&staged, start.slot, entries).map_err(failure)?;
             scope.copy_in(&staged, &self.buffers.history_entries).map_err(failure)?;
             self.record_history.enqueue(&mut scope).map_err(failure)?;
             self.record_history.count(&self.counters);
@@ -452,11 +444,6 @@ enum Logits {
     Present,
     Absent,
 }
-
-/// Kinds of history entries, as the kernel has them.
-const PADDING: u32 = 0;
-const PROMPT_TOKEN: u32 = 1;
-const OUTPUT_TOKEN: u32 = 2;
 
 pub(super) fn failure(message: impl ToString) -> ExecutorError {
     ExecutorError { message: message.to_string() }

@@ -10,8 +10,6 @@ use std::ops::Range;
 
 /// Biases and forbidden tokens of all rows of a chunk: a row may have one for every token of the largest vocabularies.
 pub(super) const MAX_ADJUSTMENTS: usize = 1 << 18;
-/// Tokens of prompts and outputs that one launch notes.
-pub(super) const MAX_HISTORY_ENTRIES: usize = 1 << 14;
 
 /// The slot of a padding row.
 const NO_SLOT: u32 = u32::MAX;

@@ -126,7 +126,7 @@ impl MemorySizes {
             head_outputs: HeadOutputLayout::new(rows).words(),
             masks: rows * config.vocab_size.div_ceil(32),
             adjustments: super::head::MAX_ADJUSTMENTS,
-            history_entries: 3 * super::head::MAX_HISTORY_ENTRIES,
+            history_entries: super::history::WORDS,
         }
     }
 

@@ -1,7 +1,8 @@
 //! Which artifact computes each operator, in each class.
 
 use super::classes::{Classes, StepClass};
-use super::head::{MAX_ADJUSTMENTS, MAX_HISTORY_ENTRIES};
+use super::head::MAX_ADJUSTMENTS;
+use super::history;
 use super::inputs::TOP_TOKENS;
 use super::lower::{Activation, CudaModel, CudaOperator, HeadNorms, Residual};
 use super::memory::PAGE_SIZE;
@@ -40,6 +41,9 @@ impl fmt::Display for Uncovered {
     }
 }
 
+/// Of an H100 SXM and an H200. Only how many blocks share a sequence in decode attention depends on it.
+const HOPPER_MULTIPROCESSORS: usize = 132;
+
 /// Checks that artifacts cover a model, as far as that can be told with no device.
 ///
 /// # Errors
@@ -54,7 +58,7 @@ pub fn check_coverage(
         max_sequences: options.max_sequences,
         max_model_len: options.wanted_len(config),
         pool_pages: 2,
-        multiprocessors: 132,
+        multiprocessors: HOPPER_MULTIPROCESSORS,
     };
     let model = CudaModel::new(&DenseDecoder::new(config));
     Requests { config, model: &model, sizes: &sizes }.cover(registry).map(drop)
@@ -265,7 +269,7 @@ impl Requests<'_> {
     /// Notes what a sequence has used already.
     pub(super) fn record_history(&self) -> Request {
         let dimensions = [
-            ("entries", MAX_HISTORY_ENTRIES),
+            ("entries", history::MAX_ENTRIES),
             ("max_sequences", self.sizes.max_sequences),
             ("vocab_size", self.config.vocab_size),
         ];
