@@ -31,3 +31,4 @@ pub use executor::CudaExecutor;
 pub use load::{CudaLoadError, load_cuda, load_cuda_on};
 pub use options::{CudaOptions, CudaPlanError, DecodeLaunch};
 pub use plan::{Uncovered, UncoveredError, check_coverage};
+pub use weights::weight_bytes;

@@ -9,7 +9,7 @@ use crate::terminal;
 use oxide_infer_cuda::Probe;
 use oxide_infer_cuda::artifact::{Registry, Target};
 use oxide_infer_engine::ModelSource;
-use oxide_infer_engine::cuda::{CudaOptions, check_coverage};
+use oxide_infer_engine::cuda::{CudaOptions, check_coverage, weight_bytes};
 use oxide_infer_engine::model::{DenseDecoder, ModelConfig};
 use oxide_infer_engine::weights::ModelWeights;
 use oxide_infer_server::text::{TextModel, TextOptions};
@@ -19,10 +19,11 @@ use std::process::ExitCode;
 pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<ExitCode> {
     let mut report = format!("oxide-infer {}\n", env!("CARGO_PKG_VERSION"));
     cpu(&mut report)?;
-    gpu(&mut report, &oxide_infer_cuda::probe())?;
+    let probe = oxide_infer_cuda::probe();
+    gpu(&mut report, &probe)?;
     cache(&mut report)?;
     let code = match &args.model {
-        Some(name) => model(&mut report, name)?,
+        Some(name) => model(&mut report, name, &probe)?,
         None => ExitCode::SUCCESS,
     };
     terminal::print(&report)?;
@@ -119,35 +120,67 @@ fn cache(out: &mut String) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether this model would run here: its files, configuration, weights, text and memory.
-fn model(out: &mut String, name: &str) -> Result<ExitCode, fmt::Error> {
+/// Whether this model would run here: its files, configuration, weights, text, and each device.
+fn model(out: &mut String, name: &str, probe: &Probe) -> Result<ExitCode, fmt::Error> {
     writeln!(out, "\nModel {name}")?;
-    match inspect(out, name) {
-        Ok(config) => {
-            writeln!(out, "  would run       on the CPU")?;
-            on_gpu(out, &config)?;
-            Ok(ExitCode::SUCCESS)
-        }
+    let inspected = match inspect(out, name) {
+        Ok(inspected) => inspected,
         Err(error) => {
             writeln!(out, "  would not run   {}", terminal::message(&error))?;
-            Ok(ExitCode::FAILURE)
+            return Ok(ExitCode::FAILURE);
+        }
+    };
+    let verdicts = [
+        ("on the CPU", on_cpu(inspected.file_bytes, memory().map(|(_, available)| available))),
+        ("on the GPU", on_gpu(&inspected.config, probe)),
+    ];
+    for (place, verdict) in &verdicts {
+        match verdict {
+            Ok(()) => writeln!(out, "  would run       {place}")?,
+            Err(why) => writeln!(out, "  would not run   {place}: {why}")?,
         }
     }
+    let runs = verdicts.iter().any(|(_, verdict)| verdict.is_ok());
+    Ok(if runs { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Whether the kernels of this binary cover the model; it needs a device to run there.
-fn on_gpu(out: &mut String, config: &ModelConfig) -> fmt::Result {
-    let covered =
-        Registry::embedded(Target::hopper()).map_err(|error| error.to_string()).and_then(|registry| {
-            check_coverage(config, &registry, &CudaOptions::default()).map_err(|error| error.to_string())
-        });
-    match covered {
-        Ok(()) => writeln!(out, "  kernels         cover it on a GPU of compute capability 9.0"),
-        Err(reason) => writeln!(out, "  kernels         do not cover it: {reason}"),
+/// Whether the weights fit the memory that is available, where the system tells; or why not.
+fn on_cpu(file_bytes: u64, available: Option<ByteSize>) -> Result<(), String> {
+    match available {
+        Some(available) if file_bytes >= available.0 => {
+            Err(format!("its weights are {} and only {available} are available", ByteSize(file_bytes)))
+        }
+        _ => Ok(()),
     }
 }
 
-fn inspect(out: &mut String, name: &str) -> anyhow::Result<ModelConfig> {
+/// Whether the kernels of this binary cover the model and the first GPU can run them and hold its weights; or why not.
+fn on_gpu(config: &ModelConfig, probe: &Probe) -> Result<(), String> {
+    let registry = Registry::embedded(Target::hopper()).map_err(|error| error.to_string())?;
+    check_coverage(config, &registry, &CudaOptions::default()).map_err(|error| error.to_string())?;
+    if let Some(why) = device::obstacle(0, probe) {
+        return Err(format!("{why}; the kernels cover the model"));
+    }
+    let Probe::Driver { devices, .. } = probe else { return Ok(()) };
+    let (needed, first) = (weight_bytes(config), devices.iter().find(|device| device.ordinal == 0));
+    match first {
+        Some(device) if needed >= device.total_memory as u64 => Err(format!(
+            "its weights take {} in bf16 and {} has {}",
+            ByteSize(needed),
+            device.name,
+            ByteSize(device.total_memory as u64)
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// What of a model decides where it runs.
+struct Inspected {
+    config: ModelConfig,
+    file_bytes: u64,
+}
+
+fn inspect(out: &mut String, name: &str) -> anyhow::Result<Inspected> {
     let files = ModelName::parse(name)?.find()?;
     writeln!(out, "  files           {}", files.path().display())?;
     let source = ModelSource::open(files.path())?;
@@ -164,12 +197,51 @@ fn inspect(out: &mut String, name: &str) -> anyhow::Result<ModelConfig> {
         "none; /v1/chat/completions, run and chat need one"
     };
     writeln!(out, "  chat template   {template}")?;
-    if let Some((_, available)) = memory() {
-        anyhow::ensure!(
-            bytes < available.0,
-            "its weights are {} and only {available} are available",
-            ByteSize(bytes)
-        );
+    Ok(Inspected { config: config.clone(), file_bytes: bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxide_infer_cuda::DeviceInfo;
+
+    /// SmolLM2-135M's published shape, with heads of another size on request.
+    fn config(num_heads: usize) -> ModelConfig {
+        let fields = serde_json::json!({
+            "architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536,
+            "num_hidden_layers": 30, "num_attention_heads": num_heads, "num_key_value_heads": 3,
+            "vocab_size": 49152, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu",
+            "rope_theta": 1e5, "tie_word_embeddings": true
+        });
+        ModelConfig::from_json(&fields.to_string()).unwrap()
     }
-    Ok(config.clone())
+
+    fn hopper(total_memory: usize) -> Probe {
+        let device =
+            DeviceInfo { ordinal: 0, name: "H200".to_owned(), compute_capability: (9, 0), total_memory };
+        Probe::Driver { cuda_version: (12, 9), devices: vec![device] }
+    }
+
+    #[test]
+    fn a_model_runs_on_a_gpu_that_holds_its_weights_if_the_kernels_cover_it() {
+        assert_eq!(on_gpu(&config(9), &hopper(140 << 30)), Ok(()));
+        let refused = |config: &ModelConfig, probe: &Probe| on_gpu(config, probe).unwrap_err();
+        // 134,515,008 weights of two bytes are 256.6 MiB.
+        let small = refused(&config(9), &hopper(256 << 20));
+        assert!(small.contains("256.6 MiB in bf16 and H200 has 256 MiB"), "{small}");
+        assert_eq!(on_gpu(&config(9), &hopper(257 << 20)), Ok(()));
+        let none = refused(&config(9), &Probe::NoDriver);
+        assert!(none.contains("no CUDA driver") && none.ends_with("the kernels cover the model"), "{none}");
+        // Heads of 32 have no kernels, whatever the device.
+        let uncovered = refused(&config(18), &hopper(140 << 30));
+        assert!(uncovered.contains("head_dim=32"), "{uncovered}");
+    }
+
+    #[test]
+    fn a_model_runs_on_the_cpu_if_its_weights_fit_the_available_memory() {
+        assert_eq!(on_cpu(99, Some(ByteSize(100))), Ok(()));
+        assert_eq!(on_cpu(u64::MAX, None), Ok(()));
+        let why = on_cpu(2 << 30, Some(ByteSize(1 << 30))).unwrap_err();
+        assert_eq!(why, "its weights are 2 GiB and only 1 GiB are available");
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::lower::CudaModel;
 use crate::load::LoadProgress;
-use crate::model::{Matrix, Vector, WeightId};
+use crate::model::{DenseDecoder, Matrix, ModelConfig, Vector, WeightId};
 use crate::weights::ModelWeights;
 use half::{bf16, f16};
 use oxide_infer::quantization::{QuantizationError, dequantize};
@@ -49,6 +49,11 @@ pub enum UploadError {
     /// Blocks that are not whole.
     #[error(transparent)]
     Quantization(#[from] QuantizationError),
+}
+
+/// Bytes of device memory that a model's weights take, in bf16.
+pub fn weight_bytes(config: &ModelConfig) -> u64 {
+    WeightLayout::new(&CudaModel::new(&DenseDecoder::new(config))).bytes() as u64
 }
 
 impl WeightLayout {
