@@ -173,6 +173,11 @@ pub struct ExecutorError {
     pub message: String,
 }
 
+/// A batch that draws for a slot that has not started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("slot {0} is drawn for and has not started")]
+pub(crate) struct NoSlot(pub(crate) u32);
+
 /// Computes steps of one model on one device.
 ///
 /// `submit` starts a step and `collect` waits for the oldest step that was submitted. At most

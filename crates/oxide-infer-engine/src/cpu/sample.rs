@@ -1,5 +1,5 @@
 use super::slots::Slots;
-use crate::batch::{EngineBatch, SampleTarget, Sampled};
+use crate::batch::{EngineBatch, NoSlot, SampleTarget, Sampled};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{self, LogitsRow, SamplingError, TokenMask};
 use oxide_infer_cpu::{Plan, Team};
@@ -54,11 +54,6 @@ pub(super) fn draw(
     });
     Ok(sampled.collect())
 }
-
-/// A slot that is drawn for and has not started.
-#[derive(Debug, thiserror::Error)]
-#[error("slot {0} is drawn for and has not started")]
-pub(super) struct NoSlot(u32);
 
 /// All rows at once; when one of them cannot be sampled, each on its own.
 fn sample_each(

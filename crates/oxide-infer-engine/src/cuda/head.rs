@@ -2,7 +2,7 @@
 
 use super::inputs::{HeadInputLayout, HeadOutputLayout, ROW_NUMBERS, TOP_TOKENS};
 use super::slots::{Slot, Slots};
-use crate::batch::{EngineBatch, SampleTarget};
+use crate::batch::{EngineBatch, NoSlot, SampleTarget};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{LogProbs, SamplingError, TokenLogProb, TokenMask};
 use oxide_infer_cuda::runtime::{PinnedMemory, RegionError};
@@ -73,11 +73,6 @@ pub(super) enum Sampling {
     /// Anything that the contract has.
     Full,
 }
-
-/// A batch that draws for a slot that has not started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("slot {0} is drawn for and has not started")]
-pub(super) struct NoSlot(pub(super) u32);
 
 /// Lists the rows of a step: all draws in the order of the batch, then all prompt rows.
 pub(super) fn list_rows(batch: &EngineBatch, rows: &mut Vec<HeadRow>) {
