@@ -26,7 +26,14 @@ const PARALLEL_FILES: usize = 4;
 /// The hub and its cache, as the environment configures them.
 pub(crate) struct Hub {
     client: HFClient,
-    offline: bool,
+    network: Network,
+}
+
+/// Whether the hub may be asked, or only the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    On,
+    Off,
 }
 
 impl Hub {
@@ -38,7 +45,7 @@ impl Hub {
             .any(|value| is_true(&value));
         let agent = concat!("oxide-infer/", env!("CARGO_PKG_VERSION"));
         let client = HFClient::builder().user_agent(agent).build().map_err(HubError::Client)?;
-        Ok(Self { client, offline })
+        Ok(Self { client, network: if offline { Network::Off } else { Network::On } })
     }
 
     /// Where the cache is.
@@ -46,15 +53,15 @@ impl Hub {
         self.client.cache_dir()
     }
 
-    /// Whether only the cache may be used.
-    pub(crate) fn is_offline(&self) -> bool {
-        self.offline
+    /// Whether more than the cache may be used.
+    pub(crate) fn network(&self) -> Network {
+        self.network
     }
 
     /// Brings what the engine needs of a model into the cache and says where it lies. Offline, or when the hub cannot be
     /// reached, what is already in the cache counts if it is complete.
     pub(crate) async fn fetch(&self, id: &HubId) -> Result<ModelFiles, HubError> {
-        if self.offline {
+        if self.network == Network::Off {
             return self.cached(id);
         }
         match self.download(id).await {
@@ -123,7 +130,7 @@ impl Hub {
             id: id.to_string(),
             cache: self.cache_dir().to_owned(),
             missing,
-            offline: self.offline,
+            network: self.network,
         }
     }
 

@@ -3,7 +3,7 @@
 use crate::cli::options::DoctorArgs;
 use crate::cli::values::ByteSize;
 use crate::device;
-use crate::hub::Hub;
+use crate::hub::{Hub, Network};
 use crate::model::ModelName;
 use crate::terminal;
 use oxide_infer_cuda::Probe;
@@ -100,11 +100,11 @@ fn cache(out: &mut String) -> anyhow::Result<()> {
     let hub = Hub::from_environment()?;
     writeln!(out, "\nModel cache")?;
     writeln!(out, "  folder          {}", hub.cache_dir().display())?;
-    writeln!(
-        out,
-        "  network         {}",
-        if hub.is_offline() { "off (HF_HUB_OFFLINE)" } else { "may be used" }
-    )?;
+    let network = match hub.network() {
+        Network::Off => "off (HF_HUB_OFFLINE)",
+        Network::On => "may be used",
+    };
+    writeln!(out, "  network         {network}")?;
     let mut found = hub.cached_models();
     found.sort_by(|a, b| a.id.cmp(&b.id));
     if found.is_empty() {

@@ -1,6 +1,6 @@
 //! What can go wrong with the hub, said so that a user knows what to do.
 
-use super::HubId;
+use super::{HubId, Network};
 use hf_hub::HFError;
 use std::path::PathBuf;
 
@@ -33,8 +33,8 @@ pub(crate) enum HubError {
     Transfer { id: String, endpoint: String, source: HFError },
     #[error("the hub names no commit for {id}")]
     NoCommit { id: String },
-    #[error("{}", not_cached(id, cache, missing.as_deref(), *offline))]
-    NotCached { id: String, cache: PathBuf, missing: Option<String>, offline: bool },
+    #[error("{}", not_cached(id, cache, missing.as_deref(), *network))]
+    NotCached { id: String, cache: PathBuf, missing: Option<String>, network: Network },
     #[error(
         "{id} has no weights that can be loaded: expected model.safetensors, {index}, or .gguf files, and found {found}",
         index = super::INDEX, found = list(found)
@@ -78,12 +78,15 @@ impl HubError {
     }
 }
 
-fn not_cached(id: &str, cache: &std::path::Path, missing: Option<&str>, offline: bool) -> String {
+fn not_cached(id: &str, cache: &std::path::Path, missing: Option<&str>, network: Network) -> String {
     let what = match missing {
         Some(file) => format!("{file} of {id} is"),
         None => format!("{id} is"),
     };
-    let advice = if offline { "unset HF_HUB_OFFLINE and run" } else { "run" };
+    let advice = match network {
+        Network::Off => "unset HF_HUB_OFFLINE and run",
+        Network::On => "run",
+    };
     format!("{what} not in the cache {}; {advice} `oxide-infer pull {id}`", cache.display())
 }
 

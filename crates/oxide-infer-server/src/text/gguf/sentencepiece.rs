@@ -19,7 +19,10 @@ pub(super) fn build(data: &GgufTokenizerData<'_>) -> Result<Tokenizer, LoadError
             "tokenizer.ggml.scores is missing; the model llama needs it".into(),
         ));
     }
-    let prefix = data.add_space_prefix.unwrap_or(true);
+    let prefix = match data.add_space_prefix {
+        Some(false) => SpacePrefix::Absent,
+        Some(true) | None => SpacePrefix::Added,
+    };
     let mut model = BpeBuilder::new().fuse_unk(true).byte_fallback(true);
     if let Some(unk) = data.named().unk {
         model = model.unk_token(unk.text);
@@ -65,22 +68,29 @@ fn merges(data: &GgufTokenizerData<'_>) -> Vec<(String, String)> {
 
 const SPACE: &str = "▁";
 
-fn normalizer(prefix: bool) -> Result<Normalizers, LoadError> {
+/// Whether a text is tokenized as if a space stood before it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SpacePrefix {
+    Added,
+    Absent,
+}
+
+fn normalizer(prefix: SpacePrefix) -> Result<Normalizers, LoadError> {
     let mut steps = Vec::new();
-    if prefix {
+    if prefix == SpacePrefix::Added {
         steps.push(NormalizerWrapper::from(Prepend::new(SPACE.into())));
     }
     steps.push(NormalizerWrapper::from(Replace::new(" ", SPACE).map_err(vocabulary_error)?));
     Ok(Normalizers::new(steps))
 }
 
-fn decoder(prefix: bool) -> Result<Decoders, LoadError> {
+fn decoder(prefix: SpacePrefix) -> Result<Decoders, LoadError> {
     let mut steps = vec![
         DecoderWrapper::from(Replace::new(SPACE, " ").map_err(vocabulary_error)?),
         DecoderWrapper::from(ByteFallback::new()),
         DecoderWrapper::from(Fuse::new()),
     ];
-    if prefix {
+    if prefix == SpacePrefix::Added {
         steps.push(DecoderWrapper::from(Strip::new(' ', 1, 0)));
     }
     Ok(Decoders::new(steps))
