@@ -118,7 +118,7 @@ Examples:
   oxide-infer doctor
   oxide-infer doctor --model Qwen/Qwen2.5-0.5B-Instruct
 
-Exit code 1 if a --model was given that would not run.")]
+Exit code 1 if a --model was given that would run on no device here.")]
 pub(crate) struct DoctorArgs {
     /// Also check this model, without downloading anything
     #[arg(short, long, value_name = "MODEL", value_hint = ValueHint::AnyPath)]
