@@ -26,7 +26,7 @@ def refused(error: openai.APIStatusError, status: int, code: str, param: str | N
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"logit_bias": {"999999": 1}}, "invalid_value", "logit_bias"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
-        ({"response_format": {"type": "json_object"}}, "unsupported_parameter", "response_format"),
+        ({"response_format": {"type": "yaml"}}, "invalid_value", "response_format.type"),
         ({"extra_body": {"no_such_field": 1}}, "unknown_parameter", "no_such_field"),
         ({"max_tokens": 100_000}, "context_length_exceeded", "max_tokens"),
         ({"messages": [{"role": "user", "content": "word " * 9000}]}, "context_length_exceeded", "messages"),

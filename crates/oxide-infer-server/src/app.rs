@@ -3,6 +3,7 @@
 use crate::auth::KeyRing;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::grammar::Grammars;
 use crate::metrics::Metrics;
 use crate::protocol::fields::shorten;
 use crate::protocol::params::Bounds;
@@ -22,6 +23,7 @@ pub(crate) struct App {
     engine: EngineHandle,
     text: Arc<TextModel>,
     eos_token_ids: Arc<[TokenId]>,
+    grammars: Arc<Grammars>,
     keys: KeyRing,
     metrics: Metrics,
     in_flight: Arc<Semaphore>,
@@ -48,6 +50,7 @@ impl App {
             in_flight: Arc::new(Semaphore::new(config.limits.max_requests_in_flight)),
             large_bodies: Arc::new(Semaphore::new(1)),
             eos_token_ids: text.eos_ids().into(),
+            grammars: Grammars::new(text.clone(), engine.limits().vocab_size, &config.limits),
             model_name: model_name.into(),
             draining: AtomicBool::new(false),
             started: unix_time(),
@@ -76,6 +79,11 @@ impl App {
 
     pub(crate) fn eos_token_ids(&self) -> &Arc<[TokenId]> {
         &self.eos_token_ids
+    }
+
+    /// What compiles the formats that answers are held to.
+    pub(crate) fn grammars(&self) -> &Arc<Grammars> {
+        &self.grammars
     }
 
     pub(crate) fn keys(&self) -> &KeyRing {

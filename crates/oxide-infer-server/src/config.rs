@@ -119,6 +119,12 @@ pub struct Limits {
     pub max_logit_bias: usize,
     /// `top_logprobs` of chat and `logprobs` of completions.
     pub max_logprobs: u32,
+    /// Bytes of a JSON schema, regular expression, grammar, or all texts of a choice.
+    pub max_grammar_bytes: usize,
+    /// Schemas that lie in each other.
+    pub max_schema_depth: usize,
+    /// How long a grammar may take to compile.
+    pub grammar_timeout: Duration,
     /// Silence on a stream after which a comment is sent, so that proxies keep it open.
     pub keep_alive: Duration,
 }
@@ -137,6 +143,9 @@ impl Default for Limits {
             max_stop_token_ids: 256,
             max_logit_bias: 1024,
             max_logprobs: 20,
+            max_grammar_bytes: 128 << 10,
+            max_schema_depth: 48,
+            grammar_timeout: Duration::from_secs(10),
             keep_alive: Duration::from_secs(15),
         }
     }

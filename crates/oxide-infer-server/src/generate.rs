@@ -3,6 +3,7 @@
 mod chat;
 mod choice;
 mod completion;
+mod events;
 mod logprobs;
 mod stream;
 mod whole;
@@ -14,15 +15,17 @@ pub(crate) use whole::respond_whole;
 
 use crate::app::{App, InFlight};
 use crate::error::ApiError;
+use crate::grammar::Grammar;
 use crate::metrics::FinishedChoice;
 use crate::protocol::params::GenerationParams;
 use crate::protocol::response::Usage;
 use crate::text::{StopMatcher, Tokenizer};
 use choice::{AfterToken, Choice, Delta};
+use events::{Events, request_error};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{LogProbs, SamplingParamsError};
-use oxide_infer_engine::request::{ChoiceIndex, Masking, RequestError, StopConditions, Timings};
-use oxide_infer_engine::{EngineEvent, EngineRequest, EventStream, FinishReason, SubmitError};
+use oxide_infer_engine::request::{ChoiceIndex, Masking, StopConditions, Timings};
+use oxide_infer_engine::{EngineEvent, EngineRequest, FinishReason, SubmitError};
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -52,6 +55,8 @@ pub(crate) struct Job {
     pub(crate) logprobs: Option<u32>,
     /// Log-probabilities of prompt tokens.
     pub(crate) prompt_logprobs: Option<u32>,
+    /// What every answer is held to.
+    pub(crate) grammar: Option<Arc<Grammar>>,
 }
 
 /// A request that the engine works on. Dropping it cancels what is left of it.
@@ -76,7 +81,7 @@ pub(crate) struct PromptRun {
     /// Log-probabilities of all prompt tokens but the first, if asked for.
     pub(crate) logprobs: Option<Vec<LogProbs>>,
     answers: Vec<Answer>,
-    events: EventStream,
+    events: Events,
     open_answers: usize,
 }
 
@@ -160,7 +165,7 @@ impl Generation {
                 let Poll::Ready(event) = prompt.events.poll_next(context) else { break };
                 news = true;
                 match event {
-                    Some(event) => prompt.apply(event, &self.app, self.arrived)?,
+                    Some(event) => prompt.apply(event?, &self.app, self.arrived)?,
                     None => prompt.open_answers = 0,
                 }
             }
@@ -195,7 +200,7 @@ impl PromptRun {
         let matcher = StopMatcher::new(&params.stop, params.stop_text).map_err(|error| {
             ApiError::InvalidValue { param: "stop".to_owned(), reason: error.to_string() }
         })?;
-        let events = app.engine().submit(EngineRequest {
+        let stream = app.engine().submit(EngineRequest {
             prompt: prompt.tokens.clone(),
             choices: params.choices,
             sampling: params.sampling.clone(),
@@ -208,9 +213,13 @@ impl PromptRun {
             },
             logprobs: job.logprobs,
             prompt_logprobs: job.prompt_logprobs,
-            masking: Masking::None,
+            masking: if job.grammar.is_some() { Masking::PerToken } else { Masking::None },
         });
-        let events = events.map_err(|error| submit_error(error, &prompt.param, job.prompts.len()))?;
+        let stream = stream.map_err(|error| submit_error(error, &prompt.param, job.prompts.len()))?;
+        let events = match &job.grammar {
+            Some(grammar) => Events::guided(app, stream, grammar, params.choices, prompt.max_tokens)?,
+            None => Events::Free(stream),
+        };
         let tokenizer = app.text().tokenizer();
         let answer = || Answer {
             choice: Choice::new(params, matcher.clone(), app.eos_token_ids(), tokenizer),
@@ -259,11 +268,7 @@ impl PromptRun {
             }
             EngineEvent::Failed(error) => {
                 self.open_answers = 0;
-                return Err(match error {
-                    RequestError::Executor(message) => ApiError::EngineFailed(message),
-                    RequestError::Sampling(_) => ApiError::Internal(error.to_string()),
-                    RequestError::ShutDown => ApiError::CutOff,
-                });
+                return Err(request_error(error));
             }
         }
         Ok(())

@@ -11,6 +11,7 @@ mod config;
 mod connection;
 mod error;
 mod generate;
+mod grammar;
 mod metrics;
 mod observe;
 mod protocol;

@@ -3,6 +3,7 @@
 pub(crate) mod chat;
 pub(crate) mod completion;
 pub(crate) mod fields;
+pub(crate) mod grammar;
 pub(crate) mod params;
 pub(crate) mod response;
 pub(crate) mod rules;

@@ -1,8 +1,10 @@
 //! What chat and completion requests have in common: sampling, the end of an answer, and how it is delivered.
 
 use super::fields::{self, Fields};
+use super::grammar::read_grammar;
 use crate::config::{Limits, SamplingDefaults};
 use crate::error::ApiError;
+use crate::grammar::GrammarSpec;
 use crate::text::{AddSpecialTokens, MAX_STOP_STRINGS, SpecialInOutput, StopText};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
@@ -54,6 +56,8 @@ pub(crate) struct GenerationParams {
     pub(crate) token_names: TokenNames,
     /// `prompt_logprobs`: report the prompt's log-probabilities, and of this many best tokens.
     pub(crate) prompt_logprobs: Option<u32>,
+    /// `response_format` or `structured_outputs`.
+    pub(crate) grammar: Option<GrammarSpec>,
     /// `truncate_prompt_tokens`.
     pub(crate) truncation: Truncation,
 }
@@ -126,6 +130,12 @@ impl GenerationParams {
         let return_ids = fields.flag("return_token_ids")?.unwrap_or(false);
         let name_by_id = fields.flag("return_tokens_as_token_ids")?.unwrap_or(false);
         let delivery = read_delivery(fields)?;
+        let grammar = read_grammar(fields, bounds.limits)?;
+        if let Some(grammar) = grammar.as_ref().filter(|_| ignore_eos) {
+            let reason =
+                format!("cannot be true together with '{}', which says where answers end", grammar.param);
+            return Err(fields.invalid("ignore_eos", reason));
+        }
         Ok(Self {
             choices: choices.unwrap_or(NonZeroU32::MIN),
             sampling: Arc::new(read_sampling(fields, bounds)?),
@@ -140,6 +150,7 @@ impl GenerationParams {
             token_ids: if return_ids { TokenIds::Return } else { TokenIds::Omit },
             token_names: if name_by_id { TokenNames::Ids } else { TokenNames::Text },
             prompt_logprobs: read_prompt_logprobs(fields, bounds, delivery)?,
+            grammar,
             truncation: read_truncation(fields)?,
         })
     }

@@ -74,7 +74,7 @@ const fn unsupported(
 }
 
 const NO_TOOLS: &str = "the model cannot call tools through this server";
-const NO_GRAMMAR: &str = "answers cannot be held to a format";
+const NO_GUIDES: &str = "use 'structured_outputs'";
 const NO_MEDIA: &str = "only text goes in and out";
 const NO_REASONING: &str = "pass what the model's template understands in 'chat_template_kwargs'";
 const NO_BEAMS: &str = "answers are sampled, not searched for";
@@ -95,6 +95,8 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("seed", GENERATION),
     accepted("stop", GENERATION),
     accepted("stop_token_ids", GENERATION),
+    accepted("response_format", GENERATION),
+    accepted("structured_outputs", GENERATION),
     accepted("include_stop_str_in_output", GENERATION),
     accepted("ignore_eos", GENERATION),
     accepted("temperature", GENERATION),
@@ -140,14 +142,12 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     unsupported("tool_choice", CHAT, &["\"none\"", "\"auto\""], NO_TOOLS),
     unsupported("functions", CHAT, &["[]"], NO_TOOLS),
     unsupported("function_call", CHAT, &["\"none\"", "\"auto\""], NO_TOOLS),
-    unsupported("response_format", GENERATION, &["{\"type\":\"text\"}"], NO_GRAMMAR),
-    unsupported("structured_outputs", GENERATION, &[], NO_GRAMMAR),
-    unsupported("guided_json", GENERATION, &[], NO_GRAMMAR),
-    unsupported("guided_regex", GENERATION, &[], NO_GRAMMAR),
-    unsupported("guided_choice", GENERATION, &[], NO_GRAMMAR),
-    unsupported("guided_grammar", GENERATION, &[], NO_GRAMMAR),
-    unsupported("guided_decoding_backend", GENERATION, &[], NO_GRAMMAR),
-    unsupported("structural_tag", GENERATION, &[], NO_GRAMMAR),
+    unsupported("guided_json", GENERATION, &[], NO_GUIDES),
+    unsupported("guided_regex", GENERATION, &[], NO_GUIDES),
+    unsupported("guided_choice", GENERATION, &[], NO_GUIDES),
+    unsupported("guided_grammar", GENERATION, &[], NO_GUIDES),
+    unsupported("guided_decoding_backend", GENERATION, &[], NO_GUIDES),
+    unsupported("structural_tag", GENERATION, &[], NO_GUIDES),
     unsupported("audio", CHAT, &[], NO_MEDIA),
     unsupported("modalities", CHAT, &["[\"text\"]"], NO_MEDIA),
     unsupported("media_io_kwargs", CHAT, &[], NO_MEDIA),

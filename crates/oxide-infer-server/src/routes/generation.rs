@@ -55,7 +55,7 @@ pub(crate) async fn completion(
 async fn answer<F: Format>(
     app: Arc<App>,
     arrival: Arrival,
-    job: Job,
+    mut job: Job,
     place: InFlight,
     format: F,
     id_prefix: &str,
@@ -70,6 +70,9 @@ async fn answer<F: Format>(
         created: unix_time(),
         model: app.model_name().clone(),
     };
+    if let Some(spec) = job.params.grammar.take() {
+        job.grammar = Some(app.grammars().compile(spec).await?);
+    }
     let keep_alive = app.config().limits.keep_alive;
     let generation = Generation::start(app, job, arrival.at, place)?;
     match delivery {
@@ -87,6 +90,7 @@ fn prepare_chat(app: &App, request: ChatRequest) -> Result<Job, ApiError> {
         prompt_logprobs: request.params.prompt_logprobs,
         params: request.params,
         logprobs: request.logprobs,
+        grammar: None,
     })
 }
 
@@ -116,6 +120,7 @@ fn prepare_completion(app: &App, request: CompletionRequest) -> Result<Job, ApiE
         prompt_logprobs: request.params.prompt_logprobs.max(request.logprobs.filter(|_| echoes)),
         params: request.params,
         logprobs: request.logprobs,
+        grammar: None,
     })
 }
 

@@ -119,7 +119,7 @@ async fn what_is_not_supported_yet_is_refused_by_name() {
         ("tools", json!([tool])),
         ("tool_choice", json!("required")),
         ("functions", json!([{"name": "f"}])),
-        ("response_format", json!({"type": "json_object"})),
+        ("guided_json", json!({"type": "object"})),
         ("audio", json!({"voice": "x"})),
         ("modalities", json!(["text", "audio"])),
         ("prediction", json!({"type": "content", "content": "a"})),

@@ -11,4 +11,5 @@ mod metrics;
 mod network;
 mod status;
 mod stops;
+mod structured;
 mod tokenization;

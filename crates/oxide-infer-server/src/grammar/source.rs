@@ -1,0 +1,71 @@
+//! What a request holds its answers to, before it is compiled.
+
+use super::{lark, schema};
+use crate::config::Limits;
+use llguidance::ParserFactory;
+use llguidance::api::TopLevelGrammar;
+use serde_json::{Value, json};
+
+/// What answers must look like, and the field that says so.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct GrammarSpec {
+    /// The field.
+    pub(crate) param: String,
+    /// What they must look like.
+    pub(crate) source: GrammarSource,
+}
+
+/// What answers must look like.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum GrammarSource {
+    /// JSON that this schema, an object, accepts.
+    Schema(Value),
+    /// Text that this regular expression matches as a whole.
+    Regex(String),
+    /// One of these texts.
+    Choice(Vec<String>),
+    /// Text of this grammar, in Lark's form or in the form with `::=`.
+    Grammar(String),
+}
+
+impl GrammarSpec {
+    /// A text that no other grammar has.
+    pub(super) fn key(&self) -> String {
+        // Errors name the field, so it is part of the grammar.
+        match &self.source {
+            GrammarSource::Schema(schema) => format!("{} schema {schema}", self.param),
+            GrammarSource::Regex(regex) => format!("{} regex {regex}", self.param),
+            GrammarSource::Choice(texts) => format!("{} choice {}", self.param, json!(texts)),
+            GrammarSource::Grammar(grammar) => format!("{} grammar {grammar}", self.param),
+        }
+    }
+}
+
+impl GrammarSource {
+    /// The grammar to compile, or what is wrong with it.
+    pub(super) fn to_grammar(&self, limits: &Limits) -> Result<TopLevelGrammar, String> {
+        Ok(match self {
+            Self::Schema(schema) => {
+                TopLevelGrammar::from_json_schema(schema::prepare(schema, limits.max_schema_depth)?)
+            }
+            Self::Regex(regex) => TopLevelGrammar::from_regex(lark::unanchored(regex)),
+            Self::Choice(texts) => TopLevelGrammar::from_lark(lark::alternatives(texts)),
+            Self::Grammar(grammar) => TopLevelGrammar::from_lark(lark::from_ebnf(grammar)?),
+        })
+    }
+
+    /// Adds to the reason why it does not compile the place of it, where that can be found.
+    pub(super) fn locate(&self, factory: &ParserFactory, reason: &str) -> String {
+        let reason = reason.lines().next().unwrap_or(reason);
+        let Self::Schema(root) = self else { return reason.to_owned() };
+        let fails = |part: Value| {
+            let grammar = TopLevelGrammar::from_json_schema(part);
+            let error = factory.create_parser(grammar).err()?;
+            error.to_string().lines().next().map(str::to_owned)
+        };
+        match schema::locate(root, reason, fails) {
+            Some(place) => format!("at {place}: {reason}"),
+            None => reason.to_owned(),
+        }
+    }
+}
