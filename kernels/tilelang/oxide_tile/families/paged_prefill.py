@@ -115,8 +115,9 @@ def paged_prefill(dtype: str, head_dim: int, stages: int) -> Definition:
                 last_key = T.alloc_var(I32, init=before + T.truncdiv(first_row + rows - 1, group_size))
                 last_page = T.alloc_var(I32, init=T.max(T.min(T.ceildiv(length, PAGE_SIZE), max_pages) - 1, 0))
                 count = T.alloc_var(I32, init=T.max(T.min(last_key // KEYS, last_page // PAGES) + 1, 1))
-                # The tiles before this one end before every row's own position, and need no mask.
-                unmasked = T.alloc_var(I32, init=(before + T.truncdiv(first_row, group_size) + 1) // KEYS)
+                # The tiles before this one end before every row's own position, and need no mask. A length below the
+                # number of rows makes this negative, and the loops below would wait for tiles that nobody loads.
+                unmasked = T.alloc_var(I32, init=T.max((before + T.truncdiv(first_row, group_size) + 1) // KEYS, 0))
                 masked = T.alloc_var(I32, init=T.max(count - 1 - unmasked, 0))
                 if thread >= CONSUMERS:
                     T.set_max_nreg(PRODUCER_REGISTERS, 0)
