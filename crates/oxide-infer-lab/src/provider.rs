@@ -6,7 +6,7 @@ mod tokens;
 
 use crate::call::{Bench, Call, Outcome, failed};
 use half::bf16;
-use judged::{Judged, agrees};
+use judged::{Judged, agrees, is_padding};
 pub(crate) use norms::NormedReference;
 use oxide_infer::attention::{paged_decode, paged_prefill};
 use oxide_infer::conformance::{Operators, Refusal};
@@ -16,7 +16,7 @@ use oxide_infer::kv_cache::rope_append;
 use oxide_infer::normalization::rms_norm;
 use oxide_infer::position::rope;
 use oxide_infer::sampling::{self, LogitsRow, Sampled};
-use oxide_infer::{Contract, DataError, FloatView, OperandError, Spec, View, Weight};
+use oxide_infer::{Contract, FloatView, OperandError, Spec, View, Weight};
 use oxide_infer_cuda::artifact::{Artifact, Request};
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl OxideTile {
         self.runs
     }
 
-    /// Faults that the artifact's kernels do not look for: their cases count as not covered.
+    /// Faults of the contract that the artifact admits: their cases count as not covered.
     pub(crate) fn unjudged(&self) -> usize {
         self.unjudged
     }
@@ -76,10 +76,9 @@ impl OxideTile {
             (Some(found), Judged(contract, Err(error))) if agrees(found, contract, error) => {
                 Err(OperandError::Data { contract, error }.into())
             }
-            // Starts are the host's own; kernels look at them as far as they must, to stay inside their operands.
-            (None, Judged(_, Err(error @ DataError::Start { .. }))) => {
+            (None, Judged(contract, Err(error))) if is_padding(contract, error) => {
                 self.unjudged += 1;
-                Err(Refusal::NotAdmitted(format!("the kernel does not look for this: {error}")))
+                Err(Refusal::NotAdmitted(format!("the kernel takes these tokens for padding: {error}")))
             }
             (found, Judged(_, judged)) => Err(judged::disagreement(found, judged)),
         }

@@ -129,6 +129,30 @@ def bad_position(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
     return 3
 
 
+def late_start(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """Starts that do not begin at 0."""
+    tensors["query_start"][0] = 1
+    return 0
+
+
+def falling_start(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A start after the one that follows it; it is within the tokens, so the one that follows is to blame."""
+    tensors["query_start"][3] = tensors["query_start"][4] + 1
+    return 4
+
+
+def start_past_the_tokens(tensors: Mapping[str, torch.Tensor], shape: Shape) -> int:
+    """A start that no token has; the one after it falls."""
+    tensors["query_start"][3] = shape["tokens"] + 1
+    return 3
+
+
+def early_end(tensors: Mapping[str, torch.Tensor], shape: Shape) -> int:
+    """Tokens of no sequence."""
+    tensors["query_start"][shape["batch"]] -= 1
+    return shape["batch"]
+
+
 def bad_length(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
     """A sequence longer than its row of the table."""
     tensors["kv_len"][1] = FAR
@@ -154,12 +178,19 @@ def bad_slot(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
     return 4
 
 
+BAD_STARTS = [
+    ("starts that begin late", late_start, (7,)),
+    ("starts that fall", falling_start, (7,)),
+    ("a start past the tokens", start_past_the_tokens, (7,)),
+]
 BAD_INPUTS = {
     "embedding.gather": [("token past the vocabulary", bad_token, (1,))],
     "history.record_history": [("entry out of range", bad_entry, (1,)), ("no kind", bad_kind, (1,))],
     "kv_cache.rope_append": [
         ("page outside the pool", bad_page, (3,)),
         ("negative position", bad_position, (2, 4)),
+        ("starts that end early", early_end, (7,)),
+        *BAD_STARTS,
     ],
     "paged_decode.paged_decode": [
         ("page outside the pool", bad_page, (3,)),
@@ -168,6 +199,7 @@ BAD_INPUTS = {
     "paged_prefill.paged_prefill": [
         ("page outside the pool", bad_page, (3,)),
         ("length", bad_length, (4,)),
+        *BAD_STARTS,
     ],
 }
 

@@ -49,6 +49,12 @@ pub enum DeviceStatus {
         /// Which row.
         row: u32,
     },
+    /// Code 7: starts do not go from 0 to the number of tokens, or fall.
+    #[error("start {entry} of the sequences is not from 0 to the number of tokens, or falls")]
+    StartOutOfRange {
+        /// Which start, from 0; the last one ends the last sequence.
+        entry: u32,
+    },
     /// A word that no kernel of this version writes.
     #[error("status word {word:#010x} is of no known code")]
     Unknown {
@@ -69,6 +75,7 @@ impl DeviceStatus {
             4 => Self::LengthOutOfRange { sequence: index },
             5 => Self::NoCandidate { row: index },
             6 => Self::LogitNotANumber { row: index },
+            7 => Self::StartOutOfRange { entry: index },
             _ => Self::Unknown { word },
         })
     }
@@ -87,6 +94,7 @@ mod tests {
             DeviceStatus::decode(0x0400_0000),
             Some(DeviceStatus::LengthOutOfRange { sequence: 0xff_ffff })
         );
+        assert_eq!(DeviceStatus::decode(0x07ff_fffd), Some(DeviceStatus::StartOutOfRange { entry: 2 }));
         assert_eq!(DeviceStatus::decode(7), Some(DeviceStatus::Unknown { word: 7 }));
         assert_eq!(DeviceStatus::decode(0x7f00_0001), Some(DeviceStatus::Unknown { word: 0x7f00_0001 }));
     }

@@ -157,7 +157,10 @@ fn note(finding: &mut Finding, name: &str, task: Task, found: Result<Found>) {
         *finding.passed.entry(what.to_owned()).or_default() += checks;
     }
     if unjudged > 0 {
-        *finding.not_covered.entry(format!("starts that {name} does not look at")).or_default() += unjudged;
+        *finding
+            .not_covered
+            .entry(format!("tokens after the last sequence, which {name} takes for padding"))
+            .or_default() += unjudged;
     }
     if near > 0 {
         let what = format!("tokens of {name} that differ where rounding decides");

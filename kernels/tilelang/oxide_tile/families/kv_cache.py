@@ -22,6 +22,7 @@ from oxide_tile.families.common import (
     overlap_predecessor,
     report,
 )
+from oxide_tile.families.starts import START_OUT_OF_RANGE, check_start
 
 # Pairs that a thread turns at once: a 16-byte load from either half of a head.
 PAIRS = 8
@@ -65,6 +66,10 @@ def rope_append(dtype: str, head_dim: int, qk_norm: str, threads: int) -> Defini
                 entry = step * threads + thread
                 before = T.if_then_else(entry < batch, query_start[T.min(entry, batch - 1) + 1] <= token, False)
                 sequence += T.syncthreads_count(before)
+                if token == 0 and entry < batch:
+                    check_start(status, query_start, entry, tokens)
+                    if entry == batch - 1 and query_start[batch] < tokens:
+                        report(status, START_OUT_OF_RANGE, entry + 1)
             position = positions[token]
             turns = position >= 0 and position < max_positions
             fits = sequence < batch and position >= 0 and position < max_pages * PAGE_SIZE

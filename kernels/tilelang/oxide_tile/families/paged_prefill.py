@@ -16,6 +16,7 @@ from oxide_tile.expr import Name
 from oxide_tile.families import attention
 from oxide_tile.families.attention import LOG2_E, LOWEST, check_tables
 from oxide_tile.families.common import F32, I32, LENGTH_OUT_OF_RANGE, PAGE_SIZE, TILE_DTYPES, report, vector_lanes
+from oxide_tile.families.starts import check_start
 
 WARPGROUP = 128
 CONSUMERS = 2 * WARPGROUP
@@ -217,11 +218,11 @@ def paged_prefill(dtype: str, head_dim: int, stages: int) -> Definition:
 
 @T.macro
 def check_sequence(status, block_table, kv_len, query_start, sequence, tokens, max_pages, num_pages, threads):
-    """Report lengths and starts of a sequence that contradict each other, and what `check_tables` reports."""
+    """Report starts that are not of these tokens, fewer keys than rows, and what `check_tables` reports."""
     check_tables(status, block_table, sequence, kv_len[sequence], max_pages, num_pages, threads)
     if T.get_thread_binding() == 0:
-        start, end = query_start[sequence], query_start[sequence + 1]
-        if start < 0 or end < start or end > tokens or kv_len[sequence] < end - start:
+        check_start(status, query_start, sequence, tokens)
+        if kv_len[sequence] < query_start[sequence + 1] - query_start[sequence]:
             report(status, LENGTH_OUT_OF_RANGE, sequence)
 
 

@@ -273,7 +273,7 @@ fn rope_append(memory: &mut Memory, dimensions: &Dimensions, normalizes: bool) -
     let table = list::<i32>(memory, "block_table");
     let mut q_out = list::<bf16>(memory, "q_out");
     let mut pools = [list::<bf16>(memory, "k_pages"), list::<bf16>(memory, "v_pages")];
-    let mut faults = Vec::new();
+    let mut faults = bad_starts(&starts, size("tokens") as i32);
     for token in 0..size("tokens") {
         let sequence = starts[1..].iter().filter(|&&end| end <= token as i32).count();
         let position = positions[token];
@@ -321,6 +321,19 @@ fn rope_append(memory: &mut Memory, dimensions: &Dimensions, normalizes: bool) -
     put(memory, "k_pages", &pools[0]);
     put(memory, "v_pages", &pools[1]);
     faults.into_iter().rev().max_by_key(|(code, _)| *code).map(|(_, fault)| fault)
+}
+
+/// The first start if it is not 0, any that falls or is past the tokens, and the last if it is before them.
+fn bad_starts(starts: &[i32], tokens: i32) -> Vec<(i32, DeviceStatus)> {
+    let bad = |entry: &usize| match *entry {
+        0 => starts[0] != 0,
+        entry => {
+            let last = entry + 1 == starts.len();
+            starts[entry] < starts[entry - 1] || starts[entry] > tokens || last && starts[entry] < tokens
+        }
+    };
+    let fault = |entry| (7, DeviceStatus::StartOutOfRange { entry: entry as u32 });
+    (0..starts.len()).filter(bad).map(fault).collect()
 }
 
 fn round(x: f32) -> f32 {
