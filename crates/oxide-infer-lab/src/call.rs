@@ -4,12 +4,13 @@ use anyhow::Error;
 use oxide_infer::conformance::Refusal;
 use oxide_infer::{DType, Element, FloatView, FloatViewMut, View, ViewMut};
 use oxide_infer_cuda::artifact::status::DeviceStatus;
-use oxide_infer_cuda::artifact::{Artifact, Registry, Request, SelectError};
+use oxide_infer_cuda::artifact::{Artifact, Dimensions, Registry, Request, SelectError};
 use oxide_infer_cuda::driver::CudaError;
 use oxide_infer_cuda::runtime::{
     CommandScope, CompletionError, Context, DeviceMemory, Loader, Operands, OperatorPlan, PinnedMemory,
     Region, StatusWord, Stream,
 };
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes before and after every region that must not change, also enough for any alignment that artifacts ask for.
@@ -17,6 +18,15 @@ pub(crate) const GUARD: usize = 1024;
 const GUARD_BYTE: u8 = 0xB6;
 /// What outputs and workspaces hold before a kernel writes them: a NaN in every floating-point type.
 const POISON: u8 = 0xFF;
+
+/// What the elements of outputs and workspaces are before a kernel writes them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unwritten {
+    /// NaN, so that one that is left unwritten shows in the results.
+    Poisoned,
+    /// As they were allocated, so that a tool that knows what was written sees who reads them.
+    Uninitialized,
+}
 
 /// A stream, and what the calls on it use again and again.
 pub(crate) struct Bench {
@@ -27,6 +37,7 @@ pub(crate) struct Bench {
     status: StatusWord,
     /// On its way to the device and back; grows with the calls.
     pinned: PinnedMemory<u8>,
+    pub(crate) unwritten: Unwritten,
     /// Computes what the simulated device does not.
     #[cfg(test)]
     pub(crate) emulated: Option<Emulated>,
@@ -34,11 +45,8 @@ pub(crate) struct Bench {
 
 /// What an artifact does to its operands (by name, as bytes) by its documentation, on the host.
 #[cfg(test)]
-pub(crate) type Emulated = fn(
-    &Artifact,
-    &oxide_infer_cuda::artifact::Dimensions,
-    &mut std::collections::BTreeMap<String, Vec<u8>>,
-) -> Option<DeviceStatus>;
+pub(crate) type Emulated =
+    fn(&Artifact, &Dimensions, &mut std::collections::BTreeMap<String, Vec<u8>>) -> Option<DeviceStatus>;
 
 impl Bench {
     pub(crate) fn new(context: &Context, registry: &Arc<Registry>) -> Result<Self, CudaError> {
@@ -49,6 +57,7 @@ impl Bench {
             registry: registry.clone(),
             status: StatusWord::new(context)?,
             pinned: PinnedMemory::allocate(context, 1 << 20)?,
+            unwritten: Unwritten::Poisoned,
             #[cfg(test)]
             emulated: None,
         })
@@ -95,7 +104,15 @@ struct Staged<'a> {
     dtype: DType,
     /// What the whole memory, guards included, holds before the call.
     image: Vec<u8>,
+    before: Before,
     changes: Changes<'a>,
+}
+
+/// What a kernel may know of an operand's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    Given,
+    Unwritten,
 }
 
 /// What a kernel may do to the elements of an operand.
@@ -117,6 +134,10 @@ impl<'a> Call<'a> {
         Self { request, staged: Vec::new(), attributes: Vec::new() }
     }
 
+    pub(crate) fn dimensions(&self) -> &Dimensions {
+        self.request.dimensions()
+    }
+
     pub(crate) fn attribute(&mut self, name: &'static str, value: f32) {
         self.attributes.push((name, value));
     }
@@ -134,7 +155,7 @@ impl<'a> Call<'a> {
 
     /// As [`Call::read`], of elements one after another.
     pub(crate) fn read_list<T: Element>(&mut self, name: &'static str, data: &[T]) {
-        self.stage(name, T::DTYPE, bytemuck::cast_slice(data), Changes::Nothing);
+        self.stage(name, T::DTYPE, bytemuck::cast_slice(data), Before::Given, Changes::Nothing);
     }
 
     /// Stages a read operand of any floating-point type.
@@ -157,14 +178,14 @@ impl<'a> Call<'a> {
         mut view: ViewMut<'a, T, R>,
     ) -> Result<(), Refusal> {
         let bytes = size_of_val(view.as_mut_slice().ok_or_else(|| strided(name))?);
-        self.stage(name, T::DTYPE, &vec![POISON; bytes], taken(view));
+        self.stage(name, T::DTYPE, &vec![POISON; bytes], Before::Unwritten, taken(view));
         Ok(())
     }
 
     /// As [`Call::write`], of elements one after another.
     pub(crate) fn write_list<T: Element>(&mut self, name: &'static str, data: &'a mut [T]) {
         let poison = vec![POISON; size_of_val(data)];
-        self.stage(name, T::DTYPE, &poison, list_taken(data));
+        self.stage(name, T::DTYPE, &poison, Before::Unwritten, list_taken(data));
     }
 
     /// Stages an operand that is read and written.
@@ -174,14 +195,14 @@ impl<'a> Call<'a> {
         mut view: ViewMut<'a, T, R>,
     ) -> Result<(), Refusal> {
         let data = view.as_mut_slice().ok_or_else(|| strided(name))?.to_vec();
-        self.stage(name, T::DTYPE, bytemuck::cast_slice(&data), taken(view));
+        self.stage(name, T::DTYPE, bytemuck::cast_slice(&data), Before::Given, taken(view));
         Ok(())
     }
 
     /// As [`Call::read_write`], of elements one after another.
     pub(crate) fn read_write_list<T: Element>(&mut self, name: &'static str, data: &'a mut [T]) {
         let image = bytemuck::cast_slice(data).to_vec();
-        self.stage(name, T::DTYPE, &image, list_taken(data));
+        self.stage(name, T::DTYPE, &image, Before::Given, list_taken(data));
     }
 
     /// As [`Call::write`], of any floating-point type.
@@ -216,7 +237,7 @@ impl<'a> Call<'a> {
         let plan = bench.plan(&self.request, artifact)?;
         for workspace in plan.workspaces().map_err(failed)? {
             let poison = vec![POISON; workspace.bytes as usize];
-            self.stage(&workspace.name, workspace.dtype, &poison, Changes::Workspace);
+            self.stage(&workspace.name, workspace.dtype, &poison, Before::Unwritten, Changes::Workspace);
         }
         bench.reserve(self.staged.iter().map(|staged| staged.image.len()).sum())?;
         let memories = self.allocate(bench)?;
@@ -239,13 +260,17 @@ impl<'a> Call<'a> {
         for (staged, whole) in self.staged.iter().zip(&wholes) {
             let part = bench.pinned.slice(start..start + whole.bytes()).map_err(failed)?;
             part.write(0, &staged.image).map_err(failed)?;
-            scope.copy_in(&part, whole).map_err(failed)?;
+            for range in staged.copied_in(bench.unwritten) {
+                copy_in(&mut scope, &part, whole, range)?;
+            }
             start += whole.bytes();
             parts.push(part);
         }
         operator.enqueue(&mut scope).map_err(failed)?;
-        for (part, whole) in parts.iter().zip(&wholes) {
-            scope.copy_out(whole, part).map_err(failed)?;
+        for (staged, (part, whole)) in self.staged.iter().zip(parts.iter().zip(&wholes)) {
+            for range in staged.copied_out(bench.unwritten) {
+                copy_out(&mut scope, whole, part, range)?;
+            }
         }
         let fault = match scope.finish().map_err(failed)?.wait() {
             Ok(()) => None,
@@ -283,17 +308,45 @@ impl<'a> Call<'a> {
         self.staged.iter().map(allocate).collect()
     }
 
-    fn stage(&mut self, name: &str, dtype: DType, bytes: &[u8], changes: Changes<'a>) {
+    fn stage(&mut self, name: &str, dtype: DType, bytes: &[u8], before: Before, changes: Changes<'a>) {
         let image = [&[GUARD_BYTE; GUARD], bytes, &[GUARD_BYTE; GUARD]].concat();
-        self.staged.push(Staged { name: name.to_owned(), dtype, image, changes });
+        self.staged.push(Staged { name: name.to_owned(), dtype, image, before, changes });
     }
 }
 
 impl Staged<'_> {
+    fn body(&self) -> Range<usize> {
+        GUARD..self.image.len() - GUARD
+    }
+
+    fn whole(&self) -> Vec<Range<usize>> {
+        std::iter::once(0..self.image.len()).collect()
+    }
+
+    fn guards(&self) -> Vec<Range<usize>> {
+        vec![0..GUARD, self.body().end..self.image.len()]
+    }
+
+    /// The bytes that the device has before the call.
+    fn copied_in(&self, unwritten: Unwritten) -> Vec<Range<usize>> {
+        match (self.before, unwritten) {
+            (Before::Unwritten, Unwritten::Uninitialized) => self.guards(),
+            _ => self.whole(),
+        }
+    }
+
+    /// The bytes that are looked at after the call: not what a kernel may have left uninitialized.
+    fn copied_out(&self, unwritten: Unwritten) -> Vec<Range<usize>> {
+        match (&self.changes, unwritten) {
+            (Changes::Workspace, Unwritten::Uninitialized) => self.guards(),
+            _ => self.whole(),
+        }
+    }
+
     fn bring_back(self, part: &PinnedMemory<u8>) -> Result<(), Refusal> {
         let mut now = vec![0; part.len()];
         part.read_into(0, &mut now).map_err(failed)?;
-        let body = GUARD..now.len() - GUARD;
+        let body = self.body();
         let fixed = |range: std::ops::Range<usize>| now[range.clone()] == self.image[range];
         if !fixed(0..GUARD) || !fixed(body.end..now.len()) {
             return Err(Refusal::Failed(format!("the kernel wrote outside operand {}", self.name)));
@@ -309,6 +362,26 @@ impl Staged<'_> {
             Changes::Nothing | Changes::Workspace => Ok(()),
         }
     }
+}
+
+fn copy_in(
+    scope: &mut CommandScope,
+    from: &PinnedMemory<u8>,
+    to: &Region<u8>,
+    range: Range<usize>,
+) -> Result<(), Refusal> {
+    let (from, to) = (from.slice(range.clone()).map_err(failed)?, to.slice(range).map_err(failed)?);
+    scope.copy_in(&from, &to).map_err(failed)
+}
+
+fn copy_out(
+    scope: &mut CommandScope,
+    from: &Region<u8>,
+    to: &PinnedMemory<u8>,
+    range: Range<usize>,
+) -> Result<(), Refusal> {
+    let (from, to) = (from.slice(range.clone()).map_err(failed)?, to.slice(range).map_err(failed)?);
+    scope.copy_out(&from, &to).map_err(failed)
 }
 
 fn taken<'a, T: Element, const R: usize>(mut view: ViewMut<'a, T, R>) -> Changes<'a> {

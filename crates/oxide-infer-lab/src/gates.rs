@@ -4,6 +4,8 @@ mod conformance;
 mod engine;
 mod lifetime;
 
+pub(crate) use conformance::{Cases, Scope, Shape};
+
 use crate::record::Finding;
 use oxide_infer_cuda::artifact::Registry;
 use oxide_infer_cuda::runtime::Context;
@@ -23,9 +25,9 @@ pub(crate) enum Gate {
 impl Gate {
     pub(crate) const ALL: &'static [Self] = &[Self::Conformance, Self::Lifetime, Self::Engine];
 
-    pub(crate) fn run(self, context: &Context, registry: &Arc<Registry>) -> Finding {
+    pub(crate) fn run(self, context: &Context, registry: &Arc<Registry>, scope: &Scope) -> Finding {
         match self {
-            Self::Conformance => conformance::run(context, registry),
+            Self::Conformance => conformance::run(context, registry, scope),
             Self::Lifetime => lifetime::run(context, registry),
             Self::Engine => engine::run(context),
         }

@@ -50,6 +50,12 @@ struct GatesOptions {
     /// Directory of artifacts to gate instead of the embedded ones.
     #[arg(long)]
     artifacts: Option<PathBuf>,
+    /// Of the conformance gate: the cases of each artifact.
+    #[arg(long, value_enum, default_value_t)]
+    cases: gates::Cases,
+    /// Of the conformance gate: only artifacts whose name contains this (repeatable).
+    #[arg(long)]
+    only: Vec<String>,
 }
 
 fn main() -> Result<ExitCode> {
@@ -65,8 +71,9 @@ fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     let registry = Arc::new(registry(&context, options)?);
     let mut record = Record::new(&context, &registry, &options.revision)?;
     let gates = if options.gates.is_empty() { gates::Gate::ALL } else { &options.gates };
+    let scope = gates::Scope { cases: options.cases, only: options.only.clone() };
     for gate in gates {
-        let finding = gate.run(&context, &registry);
+        let finding = gate.run(&context, &registry, &scope);
         println!("{finding}");
         record.add(finding);
     }

@@ -5,6 +5,7 @@ mod norms;
 mod tokens;
 
 use crate::call::{Bench, Call, Outcome, failed};
+use crate::gates::Shape;
 use half::bf16;
 use judged::{Judged, agrees, is_padding};
 pub(crate) use norms::NormedReference;
@@ -17,7 +18,7 @@ use oxide_infer::normalization::rms_norm;
 use oxide_infer::position::rope;
 use oxide_infer::sampling::{self, LogitsRow, Sampled};
 use oxide_infer::{Contract, FloatView, OperandError, Spec, View, Weight};
-use oxide_infer_cuda::artifact::{Artifact, Request};
+use oxide_infer_cuda::artifact::{Artifact, Dimensions, Request};
 use std::sync::Arc;
 
 /// What a call may choose that its contract does not say.
@@ -36,13 +37,30 @@ pub(crate) struct OxideTile {
     bench: Bench,
     artifact: Arc<Artifact>,
     choice: Choice,
+    /// The only case that is run, if not all are.
+    shape: Option<Shape>,
     runs: usize,
     unjudged: usize,
 }
 
 impl OxideTile {
     pub(crate) fn new(bench: Bench, artifact: &Arc<Artifact>, choice: Choice) -> Self {
-        Self { bench, artifact: artifact.clone(), choice, runs: 0, unjudged: 0 }
+        Self { bench, artifact: artifact.clone(), choice, shape: None, runs: 0, unjudged: 0 }
+    }
+
+    /// Takes no case but this one.
+    pub(crate) fn only(self, shape: Shape) -> Self {
+        Self { shape: Some(shape), ..self }
+    }
+
+    /// Refuses cases that are not to be run.
+    fn check_shape(&self, dimensions: &Dimensions) -> Result<(), Refusal> {
+        match self.shape {
+            Some(shape) if !shape.is_of(dimensions) => {
+                Err(Refusal::NotAdmitted(format!("only the case of {:?} is run", shape.0)))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Calls that the device has run to their end; the others were refused before it.
@@ -56,6 +74,7 @@ impl OxideTile {
     }
 
     fn outcome(&mut self, call: Call<'_>) -> Outcome {
+        self.check_shape(call.dimensions())?;
         let outcome = call.run(&mut self.bench, &self.artifact);
         self.runs += usize::from(outcome.is_ok());
         outcome

@@ -31,6 +31,8 @@ pub(super) fn sample(
     spec: &sampling::Spec,
     rows: &[LogitsRow<'_>],
 ) -> Result<Vec<Sampled>, Refusal> {
+    let sizes = [("rows", rows.len() as u64 + 1), ("vocab_size", spec.config().vocab_size as u64)];
+    tile.check_shape(&sizes.map(|(name, size)| (name.to_owned(), size)).into())?;
     // The contract's own judgement. What a device cannot meet (a row of another size, parameters out of range) ends here.
     let judged = sampling::reference(spec, rows);
     match judged {

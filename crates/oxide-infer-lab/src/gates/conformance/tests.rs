@@ -30,7 +30,7 @@ fn families(registry: &Registry) -> Vec<Arc<Artifact>> {
 fn cases_reach_every_kind_of_artifact_and_find_that_nothing_was_computed() {
     let (context, registry) = bench();
     let families = families(&registry);
-    let finding = gate(&context, &registry, &families);
+    let finding = gate(&context, &registry, &families, Cases::All);
     assert!(!finding.is_pass());
     for artifact in &families {
         let name = &artifact.manifest().name;
@@ -42,6 +42,29 @@ fn cases_reach_every_kind_of_artifact_and_find_that_nothing_was_computed() {
             own.iter().find(|failure| failure.contains("refused with") || failure.contains("admitted"));
         assert_eq!(unfit, None);
     }
+}
+
+#[test]
+fn one_case_reaches_every_artifact_by_one_launch() {
+    let (context, registry) = bench();
+    let artifacts: Vec<_> = registry.artifacts().cloned().collect();
+    let finding = gate(&context, &registry, &artifacts, Cases::One);
+    let names = artifacts.iter().map(|artifact| (artifact.manifest().name.clone(), 1));
+    assert_eq!(finding.passed, names.collect());
+    assert!(finding.not_covered.is_empty(), "{:?}", finding.not_covered);
+}
+
+#[test]
+fn artifacts_are_left_out_by_their_names() {
+    let (_, registry) = bench();
+    let admitted = |only: &[&str]| {
+        let scope = Scope { only: only.iter().map(|&part| part.to_owned()).collect(), ..Scope::default() };
+        registry.artifacts().filter(|artifact| scope.admits(artifact)).count()
+    };
+    assert_eq!(admitted(&[]), registry.artifacts().count());
+    assert_eq!(admitted(&["paged_decode"]), 4);
+    assert_eq!(admitted(&["paged_decode", "paged_prefill.bf16.64"]), 5);
+    assert_eq!(admitted(&["no such"]), 0);
 }
 
 #[test]
@@ -61,12 +84,14 @@ fn found(name: &str, emulated: Emulated) -> Found {
     let (context, registry) = bench();
     let artifact = registry.artifact(name).unwrap();
     let mut all = Found::default();
-    for task in tasks(artifact) {
+    for task in every_task(artifact) {
         let mut bench = Bench::new(&context, &registry).unwrap();
         bench.emulated = Some(emulated);
         let one = match task {
-            Task::Cases(contract, choice) => cases(OxideTile::new(bench, artifact, choice), contract),
-            Task::History => history::run(bench, artifact).unwrap(),
+            Task::Cases(contract, choice) => {
+                contract_cases(OxideTile::new(bench, artifact, choice), contract)
+            }
+            Task::History => history::run(bench, artifact, Cases::All).unwrap(),
             Task::Feedback => feedback::run(bench, artifact).unwrap(),
             Task::Binding => continue,
         };

@@ -1,0 +1,67 @@
+//! How much of the conformance gate is run: on which artifacts, and over how many shapes.
+
+use oxide_infer_cuda::artifact::{Artifact, Dimensions, Manifest};
+use std::sync::Arc;
+
+/// The cases that an artifact is run with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Cases {
+    /// Every case of its contract, and what may not be bound to it.
+    #[default]
+    All,
+    /// One odd shape over a few tiles, for tools under which launches are slow. Artifacts run one after another, and what
+    /// only a kernel writes is left uninitialized before it does, so that a tool sees who reads it.
+    One,
+}
+
+/// What is gated.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scope {
+    pub(crate) cases: Cases,
+    /// Parts of names; artifacts that have none of them are left out. If there are no parts, none is left out.
+    pub(crate) only: Vec<String>,
+}
+
+impl Scope {
+    pub(super) fn admits(&self, artifact: &Arc<Artifact>) -> bool {
+        let name = &artifact.manifest().name;
+        self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
+    }
+}
+
+/// Some dimensions of a case, enough to tell it from all others of the contract.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shape(pub(crate) &'static [(&'static str, u64)]);
+
+impl Shape {
+    /// The one case of an artifact.
+    pub(super) fn of(manifest: &Manifest) -> Self {
+        let greedy = manifest.properties.get("method").is_some_and(|method| method.to_string() == "greedy");
+        Self(match (manifest.contract.as_str(), manifest.source.kernel.as_str()) {
+            ("normalization.rms_norm", _) => {
+                match manifest.dimensions.get("hidden_size").map(|size| size.max) {
+                    Some(..=256) => &[("tokens", 33), ("heads", 2), ("hidden_size", 128)],
+                    Some(..=1024) => &[("tokens", 7), ("hidden_size", 576)],
+                    Some(..=2048) => &[("tokens", 3), ("hidden_size", 1536)],
+                    Some(..=4096) => &[("tokens", 3), ("hidden_size", 2056)],
+                    _ => &[("tokens", 1), ("hidden_size", 8184)],
+                }
+            }
+            // More steps of k than any schedule has stages, and rows or columns over a tile's border.
+            ("gemm.dense", "gemm.dense") => &[("m", 129), ("n", 72), ("k", 520)],
+            ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
+            ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
+            ("kv_cache.rope_append", _) => &[("tokens", 135), ("num_q_heads", 9)],
+            ("attention.paged_decode", _) => &[("batch", 10), ("num_q_heads", 7)],
+            ("attention.paged_prefill", _) => &[("batch", 4), ("tokens", 261), ("num_q_heads", 2)],
+            ("sampling.sample", _) if greedy => &[("rows", 38), ("vocab_size", 4097)],
+            ("sampling.sample" | "sampling.log_probabilities", _) => &[("rows", 21), ("vocab_size", 5003)],
+            _ => &[],
+        })
+    }
+
+    /// Whether a call's dimensions are this case's; a call may have more of them.
+    pub(crate) fn is_of(self, dimensions: &Dimensions) -> bool {
+        self.0.iter().all(|(name, value)| dimensions.get(*name).is_none_or(|found| found == value))
+    }
+}
