@@ -10,6 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
+# As `timing.WHAT`, which needs PyTorch.
+WHAT = ("products", "prefills", "decodes", "small", "samples")
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 
@@ -26,7 +28,10 @@ def main() -> int:
     parser.add_argument("--json", type=Path, default=Path("gpu_check.json"), help="where the record goes")
     parser.add_argument("--budget", type=float, default=450.0, help="seconds; timing stops when they are spent")
     parser.add_argument("--dry-run", action="store_true", help="resolve every launch, run none")
+    parser.add_argument("--revision", help="source revision, where the files are not in git")
     parser.add_argument("--skip-timing", action="store_true", help="only check")
+    parser.add_argument("--skip-checks", action="store_true", help="only time")
+    parser.add_argument("--time", action="append", choices=WHAT, help="time only this (repeatable)")
     parser.add_argument("--heartbeat", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--skip", action="append", default=[], help="leave an artifact out (repeatable)")
     options = parser.parse_args()

@@ -91,6 +91,28 @@ class Artifact:
                     value(parameter["value"], dimensions)
 
 
+@dataclass(frozen=True)
+class Selection:
+    """The rules of an index."""
+
+    rules: list[Mapping[str, Any]]
+
+    @classmethod
+    def of(cls, folder: Path) -> "Selection":
+        """The rules of a folder's index."""
+        return cls(json.loads((folder / "index.json").read_text())["selection"])
+
+    def algorithm(self, artifact: Artifact, dimensions: Dimensions) -> str | None:
+        """Which algorithm serves these dimensions among the siblings of an artifact."""
+        contract, properties = artifact.manifest["contract"], artifact.manifest["properties"]
+        for rule in (rule for rule in self.rules if rule["contract"] == contract):
+            fits = all(properties.get(name) == wanted for name, wanted in rule["properties"].items())
+            inside = all(limit["min"] <= dimensions[name] <= limit["max"] for name, limit in rule["when"].items())
+            if fits and inside:
+                return rule["algorithm"]
+        return None
+
+
 def contains(what: str, number: int, domain: Mapping[str, int]) -> None:
     """Refuse a number outside a domain."""
     if not domain["min"] <= number <= domain["max"] or number % domain["multiple_of"]:

@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
-from device_check import checks, timing
-from device_check.artifact import Artifact
+from device_check import checks, floors, summary, timing
+from device_check.artifact import Artifact, Selection
 from device_check.driver import Driver, DriverError, Module
 from device_check.supervisor import BROKEN_CONTEXT
 
+# Of a summary: with more, only those that say something is slow.
+MOST_LINES = 80
 ROOT = Path(__file__).resolve().parent
 
 
@@ -28,7 +30,9 @@ def run(artifacts: list[Artifact], options: argparse.Namespace) -> int:
     torch.cuda.init()
     torch.zeros(1, device="cuda")
     driver = Driver()
-    record = header(driver, artifacts, options)
+    record = header("gpu_check", driver, artifacts, options.revision)
+    record |= {"skipped": options.skip, "checks": {}, "same_bits": {}, "times": []}
+    began = time.monotonic()
 
     def beat(name: str) -> None:
         options.heartbeat.write_text(name)
@@ -38,7 +42,7 @@ def run(artifacts: list[Artifact], options: argparse.Namespace) -> int:
         beat(artifact.name)
         modules[artifact.name] = Module(driver, artifact)
     print(f"# {record['device']}, driver {record['driver']}: {len(modules)} artifacts loaded", flush=True)
-    for name, module in list(modules.items()):
+    for name, module in () if options.skip_checks else list(modules.items()):
         beat(name)
         row = guarded(lambda module=module: check(module))
         record["checks"][name] = row
@@ -48,18 +52,42 @@ def run(artifacts: list[Artifact], options: argparse.Namespace) -> int:
         save(record, options.json)
     failed = sum(bool(row["faults"]) for row in record["checks"].values())
     print(f"{len(record['checks']) - failed} passed, {failed} failed", flush=True)
-    beat("comparison of schedules")
-    record["same_bits"] = guarded(lambda: checks.compare_bits(modules))
-    print_bits(record["same_bits"])
+    if not options.skip_checks:
+        beat("comparison of schedules")
+        record["same_bits"] = guarded(lambda: checks.compare_bits(modules))
+        print_bits(record["same_bits"])
     if not options.skip_timing:
-        for row in timing.all_times(modules, deadline, beat):
-            record["times"].append(row)
-            print_time(row)
-        record["timing_cut_short"] = deadline.passed()
-    record["seconds"] = time.monotonic() - record.pop("began")
+        time_all(modules, record, options, deadline, beat)
+    record["seconds"] = time.monotonic() - began
     save(record, options.json)
     print(f"# record in {options.json}, {record['seconds']:.0f} s")
     return 1 if failed else 0
+
+
+def time_all(
+    modules: dict[str, Module],
+    record: dict[str, Any],
+    options: argparse.Namespace,
+    deadline: timing.Deadline,
+    beat: Callable[[str], None],
+) -> None:
+    """Time what was asked for, and print what the plan chooses beside the fastest."""
+    beat("rates of the device")
+    rates = floors.measure()
+    record["rates"] = {"GB/s": rates.bytes / 1e3, "TFLOP/s": rates.operations / 1e6}
+    for row in timing.all_times(modules, options.time or list(timing.WHAT), rates, deadline, beat):
+        record["times"].append(row)
+        print_time(row)
+        if len(record["times"]) % 50 == 0:
+            save(record, options.json)
+    record["timing_cut_short"] = deadline.passed()
+    artifacts = {name: module.artifact for name, module in modules.items()}
+    selection = Selection.of(options.artifacts)
+    lines = summary.lines(record["times"], artifacts, selection, record["multiprocessors"])
+    for line in lines if len(lines) <= MOST_LINES else [line for line in lines if line.startswith("*")][:MOST_LINES]:
+        print(line)
+    print(f"# {sum(line.startswith('*') for line in lines)} of {len(lines)} choices are not the fastest")
+    print(f"# {record['rates']}, cut short: {record['timing_cut_short']}")
 
 
 def check(module: Module) -> dict[str, Any]:
@@ -87,28 +115,22 @@ def guarded(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"faults": [f"{type(error).__name__}: {error}"]}
 
 
-def header(driver: Driver, artifacts: list[Artifact], options: argparse.Namespace) -> dict[str, Any]:
-    """What the run was made on and with."""
+def header(kind: str, driver: Driver, artifacts: list[Artifact], revision: str | None) -> dict[str, Any]:
+    """What the run was made on and with; the caller names the revision where the files were carried out of git."""
     properties = torch.cuda.get_device_properties(0)
     git = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
     smi = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return {
-        "kind": "gpu_check",
+        "kind": kind,
         "date": datetime.datetime.now(datetime.UTC).isoformat(),
-        # Named by the caller where the files were carried out of their repository.
-        "revision": os.environ.get("OXIDE_REVISION") or git.stdout.strip() or "unknown",
+        "revision": revision or git.stdout.strip() or "unknown",
         "command": sys.argv,
         "device": properties.name,
         "multiprocessors": properties.multi_processor_count,
         "driver": subprocess.run(smi, capture_output=True, text=True, check=False).stdout.strip(),
         "cuda_driver": driver.version(),
         "torch": torch.__version__,
-        "skipped": options.skip,
         "artifacts": {artifact.name: artifact.manifest["cubin"]["sha256"] for artifact in artifacts},
-        "checks": {},
-        "same_bits": {},
-        "times": [],
-        "began": time.monotonic(),
     }
 
 
@@ -127,7 +149,7 @@ def print_bits(report: dict[str, Any]) -> None:
 
 def print_time(row: dict[str, Any]) -> None:
     """One line: the fastest of ours, PyTorch's, and the runners-up."""
-    shape = " ".join(str(v) for k, v in row.items() if k not in ("ours", "torch", "bytes", "operations"))
+    shape = " ".join(str(v) for k, v in row.items() if k not in ("ours", "torch", "bytes", "operations", "floor"))
     ranked = sorted((times["median"], name) for name, times in row["ours"].items())
     if not ranked:
         return

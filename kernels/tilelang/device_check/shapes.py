@@ -20,13 +20,14 @@ class Model:
     num_kv_heads: int
     head_dim: int
     vocab_size: int
+    qkv_epilogue: str = "bias"
 
     @property
     def projections(self) -> Mapping[str, tuple[str, int, int]]:
         """Matrix products of a layer: the epilogue, n and k."""
         qkv = (self.num_q_heads + 2 * self.num_kv_heads) * self.head_dim
         return {
-            "qkv": ("bias", qkv, self.hidden_size),
+            "qkv": (self.qkv_epilogue, qkv, self.hidden_size),
             "o": ("residual", self.hidden_size, self.num_q_heads * self.head_dim),
             "gate_up": ("swiglu", self.intermediate_size, self.hidden_size),
             "down": ("residual", self.hidden_size, self.intermediate_size),
@@ -34,10 +35,11 @@ class Model:
         }
 
 
+QWEN_0_5B = Model("qwen2.5-0.5b", 896, 4864, 14, 2, 64, 151_936)
 QWEN_1_5B = Model("qwen2.5-1.5b", 1536, 8960, 12, 2, 128, 151_936)
 QWEN_7B = Model("qwen2.5-7b", 3584, 18_944, 28, 4, 128, 152_064)
-LLAMA_1B = Model("llama-3.2-1b", 2048, 8192, 32, 8, 64, 128_256)
-LLAMA_8B = Model("llama-3.1-8b", 4096, 14_336, 32, 8, 128, 128_256)
+LLAMA_1B = Model("llama-3.2-1b", 2048, 8192, 32, 8, 64, 128_256, "none")
+LLAMA_8B = Model("llama-3.1-8b", 4096, 14_336, 32, 8, 128, 128_256, "none")
 
 
 def correctness(artifact: Artifact) -> Iterator[Shape]:

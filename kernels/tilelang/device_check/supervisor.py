@@ -22,18 +22,8 @@ def supervise(options: argparse.Namespace) -> int:
         if rest <= 0:
             break
         heartbeat.write_text(STARTUP)
-        arguments = [
-            "--heartbeat",
-            heartbeat,
-            "--budget",
-            rest,
-            "--json",
-            options.json,
-            "--artifacts",
-            options.artifacts,
-        ]
-        arguments += ["--only", options.only, *(part for name in skip for part in ("--skip", name))]
-        arguments += ["--skip-timing"] if options.skip_timing else []
+        skips = [part for name in skip for part in ("--skip", name)]
+        arguments = [*sys.argv[1:], "--heartbeat", heartbeat, "--budget", rest, *skips]
         status = watch([sys.executable, "-u", sys.argv[0], *map(str, arguments)], heartbeat)
         if status != BROKEN_CONTEXT:
             return status or (1 if skip != options.skip else 0)

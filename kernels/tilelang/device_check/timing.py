@@ -8,17 +8,37 @@ from typing import Any
 
 import torch
 
-from device_check import inputs, sampling
+from device_check import floors, inputs, sampling
+from device_check.artifact import ELEMENT_BYTES, Artifact
 from device_check.driver import Module
+from device_check.floors import Rates
 from device_check.memory import DTYPES, addresses_of, record
-from device_check.shapes import LLAMA_1B, LLAMA_8B, PAGE_SIZE, QWEN_1_5B, QWEN_7B, Model, Shape, attention
+from device_check.shapes import (
+    LLAMA_1B,
+    LLAMA_8B,
+    PAGE_SIZE,
+    QWEN_0_5B,
+    QWEN_1_5B,
+    QWEN_7B,
+    Model,
+    Shape,
+    attention,
+)
 
 # Bytes that one turn of the rotation must pass through; the L2 cache has 60 MB.
 ROTATION_BYTES = 160e6
 CALLS_PER_GRAPH = 12
 REPLAYS = 5
 SEQUENCES = 256
-PRODUCT_ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+# Rows of decode steps and tokens of others, as `cuda/classes.rs` of the engine has them, the largest left out.
+PRODUCT_ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096, 8192)
+HEAD_ROWS = 256
+# Rows over those of its tile for which a schedule with few rows is still tried.
+MOST_TILE_ROWS = 8
+DECODE_BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256)
+DECODE_LENGTHS = (256, 1024, 4096, 16_384)
+MOST_DECODE_KEYS = 2**20
+SPLITS = (2, 3, 4, 6, 8, 12, 16, 22, 32, 64)
 
 
 class Deadline:
@@ -32,33 +52,47 @@ class Deadline:
         return time.monotonic() > self.at
 
 
-def microseconds(calls: Sequence[Callable[[], None]]) -> list[float]:
-    """Time of one call in several replays of a graph that makes the calls in turn."""
-    count = max(CALLS_PER_GRAPH, len(calls))
-    for call in calls[:2]:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(count):
-            calls[index % len(calls)]()
-    graph.replay()
-    torch.cuda.synchronize()
-    samples = []
-    for _ in range(REPLAYS):
+class Replay:
+    """A graph that makes calls in turn, replayed once already."""
+
+    def __init__(self, calls: Sequence[Callable[[], None]]) -> None:
+        self.count = max(CALLS_PER_GRAPH, len(calls))
+        for call in calls[:2]:
+            call()
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            for index in range(self.count):
+                calls[index % len(calls)]()
+        self.sample()
+
+    def sample(self) -> float:
+        """Microseconds of one call in one replay."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
-        graph.replay()
+        self.graph.replay()
         end.record()
         end.synchronize()
-        samples.append(start.elapsed_time(end) * 1e3 / count)
-    return samples
+        return start.elapsed_time(end) * 1e3 / self.count
+
+
+def microseconds(calls: Sequence[Callable[[], None]]) -> list[float]:
+    """Time of one call in several replays of a graph that makes the calls in turn."""
+    replay = Replay(calls)
+    return [replay.sample() for _ in range(REPLAYS)]
 
 
 def time_artifact(
     module: Module, shape: Shape, rotation: Sequence[Mapping[str, torch.Tensor]], attributes: Mapping[str, float]
 ) -> dict[str, Any]:
-    """Microseconds of an artifact over sets of operands; operands that a set lacks are made once."""
+    """Microseconds of an artifact over sets of operands."""
+    return record(microseconds(calls_of(module, shape, rotation, attributes)))
+
+
+def calls_of(
+    module: Module, shape: Shape, rotation: Sequence[Mapping[str, torch.Tensor]], attributes: Mapping[str, float]
+) -> list[Callable[[], None]]:
+    """A call for each set of operands; operands that a set lacks are made once."""
     made = {
         name: torch.zeros(module.artifact.shape(name, shape), dtype=DTYPES[operand["element"]], device="cuda")
         for name, operand in module.artifact.operands.items()
@@ -66,20 +100,34 @@ def time_artifact(
     }
     runs = [module.bind(shape, addresses_of({**made, **tensors}), attributes) for tensors in rotation]
     stream = lambda: torch.cuda.current_stream().cuda_stream  # noqa: E731
-    return record(microseconds([lambda run=run: run(stream()) for run in runs]))
+    # The operands stay as long as the calls.
+    return [lambda run=run, kept=(made, rotation): run(stream()) for run in runs]
+
+
+# What is timed, and for which models.
+WHAT: Mapping[str, Sequence[Model]] = {
+    "products": (QWEN_1_5B, QWEN_7B, LLAMA_8B, QWEN_0_5B),
+    "prefills": (LLAMA_8B, QWEN_1_5B, QWEN_7B, LLAMA_1B),
+    "decodes": (QWEN_1_5B, QWEN_7B, LLAMA_8B, QWEN_0_5B),
+    "small": (QWEN_1_5B,),
+    "samples": (QWEN_1_5B,),
+}
 
 
 def all_times(
-    modules: Mapping[str, Module], deadline: Deadline, beat: Callable[[str], None]
+    modules: Mapping[str, Module], what: Sequence[str], rates: Rates, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Every timing, the most telling first."""
-    for model in (QWEN_1_5B, QWEN_7B):
-        yield from products(modules, model, deadline, beat)
-    for model in (LLAMA_8B, QWEN_1_5B, QWEN_7B, LLAMA_1B):
-        yield from prefills(modules, model, deadline, beat)
-        yield from decodes(modules, model, deadline, beat)
-    yield from small_kernels(modules, deadline, beat)
-    yield from samples(modules, deadline, beat)
+    """Timings of what is named."""
+    timed = {
+        "products": products,
+        "prefills": prefills,
+        "decodes": decodes,
+        "small": small_kernels,
+        "samples": samples,
+    }
+    for name in what:
+        for model in WHAT[name]:
+            yield from timed[name](modules, model, rates, deadline, beat)
 
 
 def by_kernel(modules: Mapping[str, Module], *kernels: str, **variant: object) -> list[Module]:
@@ -93,76 +141,107 @@ def by_kernel(modules: Mapping[str, Module], *kernels: str, **variant: object) -
 
 
 def fits(module: Module, m: int) -> bool:
-    """Whether a tile is worth trying for m rows."""
-    block_m = module.artifact.schedule["block_m"]
+    """Whether a schedule is worth trying for m rows."""
     if module.artifact.kernel == "gemm.dense":
-        return m > 16 and (block_m <= 64 or m >= 128) and (block_m == 128 or m <= 1024)
-    return m <= 2 * block_m and (block_m <= 16 or 4 * m > block_m)
+        return m >= 16
+    return m <= MOST_TILE_ROWS * module.artifact.schedule["block_m"]
+
+
+def of_projection(modules: Mapping[str, Module], projection: str, epilogue: str) -> list[Module]:
+    """The schedules of a product; logits are f32, and what else has no epilogue is bf16."""
+    variant = {"epilogue": epilogue}
+    if epilogue == "none":
+        variant["output_dtype"] = "f32" if projection == "lm_head" else "bf16"
+    return by_kernel(modules, "gemm.dense", "gemm.dense_small", "gemm.dense_split_k", **variant)
+
+
+def product_operands(artifact: Artifact, shape: Shape) -> list[dict[str, torch.Tensor]]:
+    """Operands of a product, the weights in enough places to pass through the cache."""
+    weight_rows, k = artifact.shape("weight", shape)
+    sets = max(1, min(32, math.ceil(ROTATION_BYTES / (weight_rows * k * 2))))
+    weights = [inputs.randn(weight_rows, k, scale=0.02) for _ in range(sets)]
+    return [{**product_inputs(artifact, shape), "weight": weight} for weight in weights]
+
+
+def product_inputs(artifact: Artifact, shape: Shape) -> dict[str, torch.Tensor]:
+    """What a product reads beside its weights."""
+    names = [name for name in ("input", "bias", "residual") if name in artifact.operands]
+    return {
+        name: inputs.randn(*artifact.shape(name, shape), dtype=DTYPES[artifact.operands[name]["element"]])
+        for name in names
+    }
 
 
 def products(
-    modules: Mapping[str, Module], model: Model, deadline: Deadline, beat: Callable[[str], None]
+    modules: Mapping[str, Module], model: Model, rates: Rates, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Matrix products of a layer and of the head, for batches of decode and chunks of prefill."""
     for projection, (epilogue, n, k) in model.projections.items():
-        head = projection == "lm_head"
-        candidates = by_kernel(
-            modules,
-            "gemm.dense",
-            "gemm.dense_small",
-            "gemm.dense_split_k",
-            epilogue=epilogue,
-            output_dtype="f32" if head else "bf16",
-        )
-        weight_rows = 2 * n if epilogue == "swiglu" else n
+        candidates = of_projection(modules, projection, epilogue)
         if not candidates:
             continue
-        sets = max(1, min(32, math.ceil(ROTATION_BYTES / (weight_rows * k * 2))))
-        weights = [inputs.randn(weight_rows, k, scale=0.02) for _ in range(sets)]
+        weights = [tensors["weight"] for tensors in product_operands(candidates[0].artifact, {"m": 1, "n": n, "k": k})]
         for m in PRODUCT_ROWS:
-            if deadline.passed() or (head and m > 256):
+            if deadline.passed() or (projection == "lm_head" and m > HEAD_ROWS):
                 break
             shape = {"m": m, "n": n, "k": k}
-            x, extra = inputs.randn(m, k), {"bias": inputs.randn(n), "residual": inputs.randn(m, n)}
+            read = product_inputs(candidates[0].artifact, shape)
+            weight_rows = weights[0].shape[0]
             out = torch.empty(m, weight_rows, dtype=torch.bfloat16, device="cuda")
             row = {"what": "product", "model": model.name, "projection": projection, **shape, "ours": {}}
-            row["torch"] = record(microseconds([lambda w=w: torch.matmul(x, w.t(), out=out) for w in weights]))
+            row["floor"] = floors.product(rates, shape, weight_rows, output_bytes(candidates[0]))
+            row["torch"] = record(
+                microseconds([lambda w=w: torch.matmul(read["input"], w.t(), out=out) for w in weights])
+            )
             for module in (module for module in candidates if fits(module, m)):
                 beat(module.artifact.name)
-                rotation = [{"input": x, "weight": w, **extra} for w in weights]
+                rotation = [{**read, "weight": w} for w in weights]
                 row["ours"][module.artifact.name] = time_artifact(module, shape, rotation, {})
             yield row
         del weights
         torch.cuda.empty_cache()
 
 
+def output_bytes(module: Module) -> int:
+    """Bytes of an element of the output."""
+    return ELEMENT_BYTES[module.artifact.operands["output"]["element"]]
+
+
 def decodes(
-    modules: Mapping[str, Module], model: Model, deadline: Deadline, beat: Callable[[str], None]
+    modules: Mapping[str, Module], model: Model, rates: Rates, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Paged decode with several numbers of splits."""
     candidates = by_kernel(modules, "paged_decode.paged_decode", head_dim=model.head_dim)
-    for batch, length in itertools.product((1, 8, 64, 256), (1024, 4096)):
+    for length, batch in itertools.product(DECODE_LENGTHS, DECODE_BATCHES):
         if deadline.passed() or not candidates:
             return
-        shape, rotation, dense = attention_operands(model, (length,) * batch)
+        if batch * length > MOST_DECODE_KEYS:
+            continue
+        shape, rotation, (q, k, v) = attention_operands(model, (length,) * batch)
         row = {"what": "decode", "model": model.name, "batch": batch, "kv_len": length, "ours": {}}
-        attributes = {"scale": model.head_dim**-0.5}
-        q, k, v = dense
-        row["torch"] = record(
-            microseconds([lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)])
-        )
+        row["num_kv_heads"] = model.num_kv_heads
+        heads = (model.num_q_heads, model.num_kv_heads)
+        row["floor"] = floors.decode(rates, batch, length, heads, model.head_dim)
+        sdpa = torch.nn.functional.scaled_dot_product_attention
+        row["torch"] = record(microseconds([lambda q=q, k=k, v=v: sdpa(q, k, v, enable_gqa=True)]))
         for module in candidates:
             beat(module.artifact.name)
-            choices = (2, 4, 8, 16, 32, 64) if module.artifact.variant["split"] == "split" else (1,)
-            blocks = batch * model.num_kv_heads
-            pages = shape["max_pages"]
-            for splits in (s for s in choices if s == 1 or (s <= pages and blocks * s <= 1500)):
-                wanted = {**shape, "splits": splits} if len(choices) > 1 else shape
+            for splits in splits_of(module, shape):
+                wanted = {**shape, "splits": splits} if "splits" in module.artifact.manifest["dimensions"] else shape
                 name = f"{module.artifact.name} splits={splits}"
-                row["ours"][name] = time_artifact(module, wanted, rotation, attributes)
+                times = time_artifact(module, wanted, rotation, {"scale": model.head_dim**-0.5})
+                row["ours"][name] = times
         row["bytes"] = 2 * batch * length * model.num_kv_heads * model.head_dim * 2
         yield row
         torch.cuda.empty_cache()
+
+
+def splits_of(module: Module, shape: Shape) -> list[int]:
+    """Numbers of splits worth trying: no more than pages, nor than some ten blocks for each multiprocessor."""
+    if "splits" not in module.artifact.manifest["dimensions"]:
+        return [1]
+    blocks = shape["batch"] * shape["num_kv_heads"]
+    return [splits for splits in SPLITS if splits <= shape["max_pages"] and blocks * splits <= 1500]
 
 
 def attention_operands(
@@ -200,7 +279,7 @@ PREFILLS: Mapping[str, Sequence[tuple[int, int]]] = {
 
 
 def prefills(
-    modules: Mapping[str, Module], model: Model, deadline: Deadline, beat: Callable[[str], None]
+    modules: Mapping[str, Module], model: Model, rates: Rates, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """The batches of `PREFILLS`."""
     candidates = by_kernel(modules, "paged_prefill.paged_prefill", head_dim=model.head_dim)
@@ -229,10 +308,9 @@ def prefills(
 
 
 def small_kernels(
-    modules: Mapping[str, Module], deadline: Deadline, beat: Callable[[str], None]
+    modules: Mapping[str, Module], model: Model, _rates: Rates, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
-    """Norms, gathers, appends and the choice of tokens, at batch sizes of decode and prefill."""
-    model = QWEN_1_5B
+    """Norms, gathers and appends, at batch sizes of decode and prefill."""
     for m in (1, 16, 64, 256, 4096):
         append = {
             "batch": 1 if m > 256 else m,
@@ -251,7 +329,6 @@ def small_kernels(
             "normalization.rms_norm": {"tokens": m, "heads": 1, "hidden_size": model.hidden_size},
             "normalization.add_rms_norm": {"tokens": m, "heads": 1, "hidden_size": model.hidden_size},
             "kv_cache.rope_append": append,
-            **({"sampling.argmax": {"rows": m, "vocab_size": model.vocab_size}} if m <= 256 else {}),
         }
         for kernel, shape in shapes.items():
             for module in by_kernel(modules, kernel):
@@ -268,23 +345,25 @@ def small_kernels(
                 yield {"what": kernel, "m": m, "ours": {module.artifact.name: times}}
 
 
-def samples(modules: Mapping[str, Module], deadline: Deadline, beat: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-    """Sampling with and without parameters, and log-probabilities; the logits lie in the L2 cache."""
+def samples(
+    modules: Mapping[str, Module], model: Model, rates: Rates, deadline: Deadline, beat: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """The argmax, sampling, and log-probabilities; the L2 cache holds up to 64 rows of logits."""
     for rows in (1, 8, 16, 32, 64, 128, 256):
-        shape = {"rows": rows, "vocab_size": QWEN_1_5B.vocab_size, "max_sequences": rows, "mask_rows": 1}
+        shape = {"rows": rows, "vocab_size": model.vocab_size, "max_sequences": rows, "mask_rows": 1}
         shape["max_adjust"] = 30 * rows
-        for parameters in ("none", "top", "all"):
+        operands = {parameters: sampling.timed(shape, parameters) for parameters in ("none", "top", "all")}
+        greedy = {name: operands["none"][name] for name in ("logits", "row_ints")}
+        work = [("argmax", "sampling.argmax", greedy)]
+        work += [(f"sample, parameters {name}", "sample.sample", tensors) for name, tensors in operands.items()]
+        logits = {"logits": greedy["logits"]}
+        work += [("log-probabilities", "log_probabilities.log_probabilities", logits)]
+        for what, kernel, tensors in work:
             if deadline.passed():
                 return
-            row = {"what": "sample", "rows": rows, "parameters": parameters, "ours": {}}
-            operands = sampling.timed(shape, parameters)
-            for module in by_kernel(modules, "sample.sample"):
+            row = {"what": what, "rows": rows, "vocab_size": model.vocab_size, "ours": {}}
+            row["floor"] = rates.floor(4 * rows * model.vocab_size, 0)
+            for module in by_kernel(modules, kernel):
                 beat(module.artifact.name)
-                row["ours"][module.artifact.name] = time_artifact(module, shape, [operands], {})
+                row["ours"][module.artifact.name] = time_artifact(module, shape, [tensors], {})
             yield row
-        logits = {"logits": operands["logits"]}
-        row = {"what": "log_probabilities", "rows": rows, "ours": {}}
-        for module in by_kernel(modules, "log_probabilities.log_probabilities"):
-            beat(module.artifact.name)
-            row["ours"][module.artifact.name] = time_artifact(module, shape, [logits], {})
-        yield row
