@@ -263,15 +263,21 @@ fn the_engine_is_measured_in_process() {
         "32",
         "--output-len",
         "4",
+        "--batch",
+        "3",
         "--repeat",
         "2",
     ]);
     let (code, stdout, stderr) = run(command.args(["--json", "-", "--max-model-len", "64"]));
     assert_eq!(code, 0, "{stderr}");
     let result: serde_json::Value = serde_json::from_str(&stdout).unwrap();
-    for rate in ["prefill_tokens_per_s", "decode_tokens_per_s"] {
-        let rate = result["speed"][rate]["p50"].as_f64().unwrap();
-        assert!(rate > 1.0, "{stdout}");
+    let median = |what: &str| result["speed"][what]["p50"].as_f64().unwrap();
+    for what in ["prefill_tokens_per_s", "decode_tokens_per_s", "output_tokens_per_s"] {
+        assert!(median(what) > 1.0, "{stdout}");
     }
+    // A step gives each of the three sequences a token.
+    let steps_per_s = median("decode_tokens_per_s") / 3.0;
+    assert!((steps_per_s * median("decode_step_ms") / 1e3 - 1.0).abs() < 0.5, "{stdout}");
+    assert_eq!(result["batch"], 3);
     assert!(result["speed"]["peak_rss_bytes"].as_u64().unwrap() > 90_000_000, "{stdout}");
 }

@@ -62,21 +62,25 @@ fn row(out: &mut String, name: &str, times: Option<&Distribution>) {
 
 /// The engine's speed for a reader.
 pub(crate) fn speed_table(speed: &EngineSpeed) -> String {
-    let mut out =
-        format!("{:<18}{:>10}{:>10}{:>10}{:>10}\n", "tokens per second", "median", "mean", "min", "max");
-    for (name, rate) in
-        [("prefill", Some(&speed.prefill_tokens_per_s)), ("decode", speed.decode_tokens_per_s.as_ref())]
-    {
-        if let Some(rate) = rate {
-            let _ = writeln!(
-                out,
-                "{name:<18}{:>10.1}{:>10.1}{:>10.1}{:>10.1}",
-                rate.p50, rate.mean, rate.min, rate.max
-            );
+    let mut out = format!("{:<20}{:>10}{:>10}{:>10}{:>10}\n", "", "median", "mean", "min", "max");
+    for (name, values) in [
+        ("prefill tok/s", Some(&speed.prefill_tokens_per_s)),
+        ("decode tok/s", speed.decode_tokens_per_s.as_ref()),
+        ("output tok/s", Some(&speed.output_tokens_per_s)),
+        ("first token ms", Some(&speed.first_token_ms)),
+        ("decode step ms", speed.decode_step_ms.as_ref()),
+    ] {
+        if let Some(of) = values {
+            let decimals = if name.ends_with("ms") { 3 } else { 1 };
+            let _ = write!(out, "{name:<20}");
+            for value in [of.p50, of.mean, of.min, of.max] {
+                let _ = write!(out, "{value:>10.decimals$}");
+            }
+            out.push('\n');
         }
     }
     if let Some(bytes) = speed.peak_rss_bytes {
-        let _ = writeln!(out, "peak memory       {}", ByteSize(bytes));
+        let _ = writeln!(out, "peak memory         {}", ByteSize(bytes));
     }
     out
 }

@@ -1,9 +1,10 @@
 //! `oxide-infer bench`.
 
 use crate::bench::client::Client;
+use crate::bench::offline::{self, Work};
+use crate::bench::report;
 use crate::bench::stats::Summary;
 use crate::bench::workload::{self, Arrivals, Prompt, Request, Rng};
-use crate::bench::{offline, report};
 use crate::cli::options::{BenchArgs, BenchEndpoint, OnlineBenchOptions};
 use crate::{load, terminal};
 use anyhow::Context;
@@ -22,14 +23,19 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
 async fn offline(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let model = args.model.as_deref().context("--model or --url is needed")?;
     let engine = load::load_to_measure(model, args.offline.device, &args.offline.engine).await?;
-    let (input_len, repeat) = (args.input_len.get(), args.offline.repeat.get());
-    let output_len = u32::try_from(args.output_len.get()).context("--output-len is too large")?;
-    let speed = offline::measure(&engine, input_len, output_len, repeat, args.seed).await?;
+    let repeat = args.offline.repeat.get();
+    let work = Work {
+        batch: args.offline.batch.get(),
+        input_len: args.input_len.get(),
+        output_len: u32::try_from(args.output_len.get()).context("--output-len is too large")?,
+    };
+    let speed = offline::measure(&engine, work, repeat, args.seed).await?;
     report_result(args, &report::speed_table(&speed), || {
         Ok(serde_json::json!({
             "model": model,
-            "input_len": input_len,
-            "output_len": output_len,
+            "batch": work.batch,
+            "input_len": work.input_len,
+            "output_len": work.output_len,
             "repeat": repeat,
             "seed": args.seed,
             "speed": serde_json::to_value(&speed)?,

@@ -13,13 +13,13 @@ use std::time::Duration;
 #[command(after_help = "\
 With --url it sends streamed requests to any server that speaks the OpenAI API: in a closed loop (--concurrency), or in an
 open loop at a mean rate with random arrivals (--request-rate). Without --url it loads --model here and measures the
-engine alone: tokens per second of prompts and of answers.
+engine alone: tokens per second of prompts and of answers, the time to the first token and of a decode step.
 
 Examples:
   oxide-infer bench --url http://127.0.0.1:8000 --concurrency 8 --num-requests 100
   oxide-infer bench --url http://127.0.0.1:8000 --request-rate 4 --endpoint chat --json result.json
   oxide-infer bench --model models/SmolLM2-135M-Instruct.Q4_1.gguf --input-len 512 --output-len 128 --threads 2
-  oxide-infer bench --model ./only-a-config --weights random:1 --input-len 512 --output-len 128
+  oxide-infer bench --model ./only-a-config --weights random:1 --input-len 512 --output-len 128 --batch 32
 
 TTFT is the time to the first token, ITL the time between two pieces of the stream, TPOT the time per token after the
 first, E2E the time of the whole request. Exit code 1 if a request failed.")]
@@ -103,6 +103,10 @@ pub(crate) struct OnlineBenchOptions {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "In this process (--model)")]
 pub(crate) struct OfflineBenchOptions {
+    /// Prompts sent at once; the decode step is timed where all of them have begun and none has ended
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) batch: NonZeroUsize,
+
     /// Times to repeat each measurement
     #[arg(long, value_name = "N", default_value = "5")]
     pub(crate) repeat: NonZeroUsize,
