@@ -5,10 +5,10 @@
 #   gate        the lab's conformance gate, every case                                          180 s
 #   sanitize    one odd shape of every artifact under each tool of compute-sanitizer            540 s
 #   twins       symbolic kernels beside twins with fixed dimensions (static_twins.py)           150 s
-#   products    every schedule of every product of four models at every class of rows           420 s
-#   attention   decode with every number of splits, and prefill                                 300 s
+#   products    every schedule of every product of four models at every class of rows           300 s
+#   attention   decode with every number of splits, and prefill                                 210 s
 #   sampling    greedy, top-k with top-p, all parameters, log-probabilities; small kernels       60 s
-# REVISION is that of the sources and of the lab. One call of the lab's machine may last 600 s.
+# REVISION is that of the sources and of the lab. check, gate and twins fit ten minutes, and the last three do.
 #   LAB    the lab's binary               [target/release/oxide-infer-lab]
 #   TWINS  what static_twins.py wrote     [kernels/tilelang/.build/twins]
 #   OUT    folder of the records          [/tmp/oxide-infer-records]
@@ -44,9 +44,9 @@ for name in "$@"; do
         step twins 150 python3 -u "$root/kernels/tilelang/twin_check.py" --twins "$twins" --revision "$revision" \
             --budget 130 --json "$out/twins.json"
         ;;
-    products) LINES_SHOWN=90 step products 420 "${check[@]}" --skip-checks --time products --budget 400 --json "$out/products.json" ;;
+    products) LINES_SHOWN=90 step products 300 "${check[@]}" --skip-checks --time products --budget 285 --json "$out/products.json" ;;
     attention)
-        LINES_SHOWN=70 step attention 300 "${check[@]}" --skip-checks --time decodes --time prefills --budget 280 \
+        LINES_SHOWN=70 step attention 210 "${check[@]}" --skip-checks --time decodes --time prefills --budget 195 \
             --json "$out/attention.json"
         ;;
     sampling)
