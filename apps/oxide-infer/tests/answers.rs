@@ -275,9 +275,10 @@ fn the_engine_is_measured_in_process() {
     for what in ["prefill_tokens_per_s", "decode_tokens_per_s", "output_tokens_per_s"] {
         assert!(median(what) > 1.0, "{stdout}");
     }
-    // A step gives each of the three sequences a token.
-    let steps_per_s = median("decode_tokens_per_s") / 3.0;
-    assert!((steps_per_s * median("decode_step_ms") / 1e3 - 1.0).abs() < 0.5, "{stdout}");
+    // A step gives each of the three sequences a token: the quickest is where the rate was highest.
+    let step_s = result["speed"]["decode_step_ms"]["min"].as_f64().unwrap() / 1e3;
+    let rate = result["speed"]["decode_tokens_per_s"]["max"].as_f64().unwrap();
+    assert!((rate * step_s / 3.0 - 1.0).abs() < 1e-6, "{stdout}");
     assert_eq!(result["batch"], 3);
     assert!(result["speed"]["peak_rss_bytes"].as_u64().unwrap() > 90_000_000, "{stdout}");
 }
