@@ -25,7 +25,7 @@ def refused(error: openai.APIStatusError, status: int, code: str, param: str | N
         ({"stop": ["a"] * 5}, "invalid_value", "stop"),
         ({"top_logprobs": 3}, "invalid_value", "top_logprobs"),
         ({"logit_bias": {"999999": 1}}, "invalid_value", "logit_bias"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
+        ({"functions": [{"name": "f"}]}, "unsupported_parameter", "functions"),
         ({"response_format": {"type": "yaml"}}, "invalid_value", "response_format.type"),
         ({"extra_body": {"no_such_field": 1}}, "unknown_parameter", "no_such_field"),
         ({"max_tokens": 100_000}, "context_length_exceeded", "max_tokens"),

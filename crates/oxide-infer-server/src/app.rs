@@ -4,6 +4,7 @@ use crate::auth::KeyRing;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::grammar::Grammars;
+use crate::marks::AnswerMarks;
 use crate::metrics::Metrics;
 use crate::protocol::fields::shorten;
 use crate::protocol::params::Bounds;
@@ -24,6 +25,7 @@ pub(crate) struct App {
     text: Arc<TextModel>,
     eos_token_ids: Arc<[TokenId]>,
     grammars: Arc<Grammars>,
+    answer_marks: AnswerMarks,
     keys: KeyRing,
     metrics: Metrics,
     in_flight: Arc<Semaphore>,
@@ -51,6 +53,7 @@ impl App {
             large_bodies: Arc::new(Semaphore::new(1)),
             eos_token_ids: text.eos_ids().into(),
             grammars: Grammars::new(text.clone(), engine.limits().vocab_size, &config.limits),
+            answer_marks: AnswerMarks::new(&text, config.tool_style, config.reasoning_style),
             model_name: model_name.into(),
             draining: AtomicBool::new(false),
             started: unix_time(),
@@ -84,6 +87,11 @@ impl App {
     /// What compiles the formats that answers are held to.
     pub(crate) fn grammars(&self) -> &Arc<Grammars> {
         &self.grammars
+    }
+
+    /// How the model marks the parts of its answers.
+    pub(crate) fn answer_marks(&self) -> &AnswerMarks {
+        &self.answer_marks
     }
 
     pub(crate) fn keys(&self) -> &KeyRing {

@@ -26,6 +26,10 @@ pub struct ServerConfig {
     pub metrics_prefix: String,
     /// What a request that names no value samples with; from the model's `generation_config.json`.
     pub sampling_defaults: SamplingDefaults,
+    /// How the model writes tool calls.
+    pub tool_style: ToolStyle,
+    /// How the model marks its reasoning.
+    pub reasoning_style: ReasoningStyle,
 }
 
 impl ServerConfig {
@@ -43,6 +47,8 @@ impl ServerConfig {
             drain_timeout: Duration::from_secs(30),
             metrics_prefix: "oxide_infer_".to_owned(),
             sampling_defaults: SamplingDefaults::default(),
+            tool_style: ToolStyle::default(),
+            reasoning_style: ReasoningStyle::default(),
         }
     }
 }
@@ -66,6 +72,34 @@ impl std::fmt::Debug for ApiKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("ApiKey(..)")
     }
+}
+
+/// How a model writes tool calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolStyle {
+    /// As its chat template shows it; as Hermes where the template knows no tools.
+    #[default]
+    Auto,
+    /// `<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen2.5, Qwen3.
+    Hermes,
+    /// `{"name": …, "parameters": …}` as the whole answer: Llama 3.
+    Llama3,
+    /// Behind `[TOOL_CALLS]`: Mistral.
+    Mistral,
+}
+
+/// How a model marks its reasoning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningStyle {
+    /// As its chat template has it.
+    #[default]
+    Auto,
+    /// `<think>…</think>`.
+    Think,
+    /// `[THINK]…[/THINK]`: Magistral.
+    Mistral,
+    /// Not at all: all text is content.
+    Off,
 }
 
 /// Which browser origins may call the API.
@@ -109,6 +143,8 @@ pub struct Limits {
     pub max_prompts: usize,
     /// Messages in one chat request.
     pub max_messages: usize,
+    /// Tools in one chat request.
+    pub max_tools: usize,
     /// `n`.
     pub max_choices: u32,
     /// Bytes of one stop string.
@@ -138,6 +174,7 @@ impl Default for Limits {
             max_requests_in_flight: 1024,
             max_prompts: 1024,
             max_messages: 4096,
+            max_tools: 512,
             max_choices: 128,
             max_stop_bytes: 1024,
             max_stop_token_ids: 256,

@@ -5,11 +5,13 @@ mod choice;
 mod completion;
 mod events;
 mod logprobs;
+mod output;
 mod stream;
 mod whole;
 
 pub(crate) use chat::ChatFormat;
 pub(crate) use completion::CompletionFormat;
+pub(crate) use output::{CallEnding, CallPlan, OutputPlan, TextBeside};
 pub(crate) use stream::{Format, respond_streaming};
 pub(crate) use whole::respond_whole;
 
@@ -57,6 +59,8 @@ pub(crate) struct Job {
     pub(crate) prompt_logprobs: Option<u32>,
     /// What every answer is held to.
     pub(crate) grammar: Option<Arc<Grammar>>,
+    /// What the answers' text is made of.
+    pub(crate) output: OutputPlan,
 }
 
 /// A request that the engine works on. Dropping it cancels what is left of it.
@@ -222,7 +226,7 @@ impl PromptRun {
         };
         let tokenizer = app.text().tokenizer();
         let answer = || Answer {
-            choice: Choice::new(params, matcher.clone(), app.eos_token_ids(), tokenizer),
+            choice: Choice::new(params, &job.output, matcher.clone(), app.eos_token_ids(), tokenizer),
             last_token: None,
         };
         let answers: Vec<Answer> = (0..params.choices.get()).map(|_| answer()).collect();

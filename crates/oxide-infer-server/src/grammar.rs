@@ -4,6 +4,7 @@
 //! answer follows it with a [`Guide`], which turns the answer's tokens into the mask of the next one on threads of its
 //! own, the `masks` workers.
 
+mod answer;
 mod cache;
 mod guide;
 mod lark;
@@ -11,12 +12,14 @@ mod schema;
 mod source;
 mod workers;
 
+pub(crate) use answer::{AnswerGrammar, CallGrammar, FunctionGrammar, TextGrammar};
 pub(crate) use guide::{Guide, Step};
 pub(crate) use source::{GrammarSource, GrammarSpec};
 
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::text::TextModel;
+use answer::Means;
 use cache::Cache;
 use llguidance::api::ParserLimits;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
@@ -136,7 +139,12 @@ impl Grammars {
         let invalid = |reason: String| ApiError::InvalidValue { param: spec.param.clone(), reason };
         let machinery = self.machinery.get_or_init(|| Machinery::new(&self.text, self.vocab_size));
         let machinery = machinery.as_ref().map_err(|error| ApiError::Internal(error.clone()))?;
-        let grammar = spec.source.to_grammar(&self.limits).map_err(invalid)?;
+        let (limits, tokenizer) = (&self.limits, self.text.tokenizer());
+        let means = Means { limits, tokenizer, factory: &machinery.factory };
+        let grammar = spec.source.to_grammar(&means).map_err(|refusal| ApiError::InvalidValue {
+            param: refusal.param.unwrap_or_else(|| spec.param.clone()),
+            reason: refusal.reason,
+        })?;
         let mut start = Matcher::new(machinery.factory.create_parser(grammar));
         let first = guide::mask(&mut start, self.vocab_size).map_err(|reason| {
             invalid(format!("cannot be compiled: {}", spec.source.locate(&machinery.factory, &reason)))

@@ -12,14 +12,17 @@ mod connection;
 mod error;
 mod generate;
 mod grammar;
+mod marks;
 mod metrics;
 mod observe;
 mod protocol;
+mod reasoning;
 mod router;
 mod routes;
 mod server;
 pub mod text;
+mod tools;
 
-pub use config::{ApiKey, Cors, Limits, SamplingDefaults, ServerConfig};
+pub use config::{ApiKey, Cors, Limits, ReasoningStyle, SamplingDefaults, ServerConfig, ToolStyle};
 pub use error::ApiError;
 pub use server::{ServeError, Server, listen};

@@ -8,3 +8,4 @@ pub(crate) mod params;
 pub(crate) mod response;
 pub(crate) mod rules;
 pub(crate) mod tokenize;
+pub(crate) mod tools;

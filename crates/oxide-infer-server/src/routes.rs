@@ -2,6 +2,7 @@
 
 pub(crate) mod generation;
 pub(crate) mod models;
+mod output;
 pub(crate) mod status;
 pub(crate) mod tokenize;
 

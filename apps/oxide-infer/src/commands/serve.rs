@@ -1,11 +1,11 @@
 //! `oxide-infer serve`.
 
-use crate::cli::options::ServeArgs;
+use crate::cli::options::{ReasoningParser, ServeArgs, ToolParser};
 use crate::model::ModelName;
 use crate::{load, terminal};
 use anyhow::Context;
 use oxide_infer_server::text::SpecialInContent;
-use oxide_infer_server::{ApiKey, Cors, Limits, ServeError, Server, ServerConfig};
+use oxide_infer_server::{ApiKey, Cors, Limits, ReasoningStyle, ServeError, Server, ServerConfig, ToolStyle};
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -61,6 +61,18 @@ fn server_config(args: &ServeArgs, name: &ModelName) -> anyhow::Result<ServerCon
     config.cors = cors(&args.cors_origin)?;
     config.drain_timeout = args.drain_timeout;
     config.metrics_prefix.clone_from(&args.metrics_prefix);
+    config.tool_style = match args.tool_parser {
+        ToolParser::Auto => ToolStyle::Auto,
+        ToolParser::Hermes => ToolStyle::Hermes,
+        ToolParser::Llama3 => ToolStyle::Llama3,
+        ToolParser::Mistral => ToolStyle::Mistral,
+    };
+    config.reasoning_style = match args.reasoning_parser {
+        ReasoningParser::Auto => ReasoningStyle::Auto,
+        ReasoningParser::Think => ReasoningStyle::Think,
+        ReasoningParser::Mistral => ReasoningStyle::Mistral,
+        ReasoningParser::Off => ReasoningStyle::Off,
+    };
     config.limits = Limits {
         max_body_bytes: usize::try_from(args.max_body.0).context("--max-body is too large")?,
         max_choices: args.max_choices,

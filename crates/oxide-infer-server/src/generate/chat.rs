@@ -2,16 +2,19 @@
 
 use super::choice::Delta;
 use super::logprobs::{TokenNamer, prompt_logprobs};
+use super::output::CallDelta;
 use super::stream::Format;
 use super::{Generation, PromptRun};
 use crate::protocol::params::TokenIds;
 use crate::protocol::response::{
-    ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage, FinishWord, PromptTokenLogprobs,
+    CalledFunction, CalledFunctionDelta, ChatChoice, ChatChunkChoice, ChatDelta, ChatLogprobs, ChatMessage,
+    FinishWord, PromptTokenLogprobs, ToolCall, ToolCallDelta,
 };
 use oxide_infer::TokenId;
 use std::sync::Arc;
 
 const ROLE: &str = "assistant";
+const FUNCTION: &str = "function";
 
 /// The form of chat answers.
 #[derive(Clone, Copy, Debug)]
@@ -46,20 +49,21 @@ impl Format for ChatFormat {
             Some(finish) => (finish.word, finish.stop),
             None => (FinishWord::Stop, None),
         };
-        ChatChoice {
-            index,
-            message: ChatMessage { role: ROLE, content: delta.text, refusal: None },
-            logprobs,
-            finish_reason,
-            stop_reason,
-            token_ids,
-        }
+        let is_silent = delta.text.is_empty() && !(delta.calls.is_empty() && delta.reasoning.is_empty());
+        let message = ChatMessage {
+            role: ROLE,
+            content: (!is_silent).then_some(delta.text),
+            refusal: None,
+            reasoning_content: some_text(delta.reasoning),
+            tool_calls: delta.calls.into_iter().filter_map(whole_call).collect(),
+        };
+        ChatChoice { index, message, logprobs, finish_reason, stop_reason, token_ids }
     }
 
     fn opening(&self, _: &Generation, _: &PromptRun, index: usize) -> Option<ChatChunkChoice> {
         Some(ChatChunkChoice {
             index,
-            delta: ChatDelta { role: Some(ROLE), content: Some(String::new()) },
+            delta: ChatDelta { role: Some(ROLE), content: Some(String::new()), ..ChatDelta::default() },
             logprobs: None,
             finish_reason: None,
             stop_reason: None,
@@ -77,14 +81,20 @@ impl Format for ChatFormat {
         let (logprobs, token_ids) = self.extras(generation, &mut delta);
         let shows_tokens = logprobs.as_ref().is_some_and(|logprobs| !logprobs.content.is_empty())
             || token_ids.as_ref().is_some_and(|ids| !ids.is_empty());
-        if delta.text.is_empty() && !shows_tokens && delta.finish.is_none() {
+        let has_parts = !delta.reasoning.is_empty() || !delta.calls.is_empty();
+        if delta.text.is_empty() && !has_parts && !shows_tokens && delta.finish.is_none() {
             return None;
         }
-        let content = (!delta.text.is_empty() || shows_tokens).then_some(delta.text);
+        let content = (!delta.text.is_empty() || (shows_tokens && !has_parts)).then_some(delta.text);
         let (finish_reason, stop_reason) = delta.finish.map(|finish| (finish.word, finish.stop)).unzip();
         Some(ChatChunkChoice {
             index,
-            delta: ChatDelta { role: None, content },
+            delta: ChatDelta {
+                role: None,
+                content,
+                reasoning_content: some_text(delta.reasoning),
+                tool_calls: delta.calls.into_iter().map(call_piece).collect(),
+            },
             logprobs: logprobs.filter(|logprobs| !logprobs.content.is_empty()),
             finish_reason,
             stop_reason: stop_reason.flatten(),
@@ -99,5 +109,25 @@ impl Format for ChatFormat {
 
     fn prompt_logprobs(&self, generation: &Generation) -> Option<Vec<Option<PromptTokenLogprobs>>> {
         generation.prompts().first().and_then(|run| prompt_logprobs(generation, run))
+    }
+}
+
+fn some_text(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// A call that one delta has from its beginning.
+fn whole_call(call: CallDelta) -> Option<ToolCall> {
+    let (id, name) = call.begin?;
+    Some(ToolCall { id, kind: FUNCTION, function: CalledFunction { name, arguments: call.arguments } })
+}
+
+fn call_piece(call: CallDelta) -> ToolCallDelta {
+    let (id, name) = call.begin.unzip();
+    ToolCallDelta {
+        index: call.index,
+        kind: id.is_some().then_some(FUNCTION),
+        id,
+        function: CalledFunctionDelta { name, arguments: call.arguments },
     }
 }

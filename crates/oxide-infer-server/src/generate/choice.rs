@@ -1,5 +1,6 @@
 //! One answer: token ids in, text out, with nothing shown that a stop string may still take back.
 
+use super::output::{CallDelta, OutputParser, OutputPlan, Wanted};
 use crate::protocol::params::GenerationParams;
 use crate::protocol::response::{FinishWord, StopReason};
 use crate::text::{DecodeFrom, Detokenizer, StopMatcher, StopStep, StopText, Tokenizer};
@@ -33,8 +34,12 @@ pub(crate) struct Finish {
 /// What an answer has gained since it was last looked at.
 #[derive(Debug, Default)]
 pub(crate) struct Delta {
-    /// Text that can no longer be taken back.
+    /// Content that can no longer be taken back.
     pub(crate) text: String,
+    /// Reasoning, likewise.
+    pub(crate) reasoning: String,
+    /// Tool calls, likewise.
+    pub(crate) calls: Vec<CallDelta>,
     /// The tokens whose text this and earlier deltas show completely.
     pub(crate) tokens: Vec<AnswerToken>,
     /// Set in the last delta.
@@ -46,7 +51,7 @@ pub(crate) struct Delta {
 pub(crate) enum AfterToken {
     /// Nothing.
     GoOn,
-    /// A stop string is complete: no further token is wanted.
+    /// A stop string or the only call is complete: no further token is wanted.
     EndChoice,
 }
 
@@ -58,6 +63,7 @@ pub(crate) struct Choice {
     min_tokens: u32,
     detokenizer: Detokenizer,
     matcher: StopMatcher,
+    output: OutputParser,
     /// Characters and bytes decoded so far, held back ones included.
     decoded_chars: usize,
     decoded_bytes: usize,
@@ -90,6 +96,7 @@ impl Choice {
     /// An answer without tokens. The stop strings have been checked when the request was read.
     pub(crate) fn new(
         params: &GenerationParams,
+        plan: &OutputPlan,
         matcher: StopMatcher,
         eos_token_ids: &Arc<[TokenId]>,
         tokenizer: &Tokenizer,
@@ -103,8 +110,11 @@ impl Choice {
             },
             stop_strings: params.stop.clone(),
             min_tokens: params.min_tokens,
-            detokenizer: tokenizer.detokenizer(params.special, DecodeFrom::Continuation),
+            detokenizer: tokenizer
+                .detokenizer(params.special, DecodeFrom::Continuation)
+                .showing(plan.shown.clone()),
             matcher,
+            output: OutputParser::new(plan),
             decoded_chars: 0,
             decoded_bytes: 0,
             shown_bytes: 0,
@@ -143,7 +153,7 @@ impl Choice {
             return;
         }
         let rest = self.matcher.finish();
-        self.delta.text.push_str(&rest);
+        self.output.push(&rest, &mut self.delta);
         self.end(match reason {
             FinishReason::EndOfSequence | FinishReason::Host => Finish { word: FinishWord::Stop, stop: None },
             FinishReason::StopToken(id) => {
@@ -171,16 +181,14 @@ impl Choice {
     fn show(&mut self, piece: &str) -> AfterToken {
         // As in vLLM, stop strings count from the first token after `min_tokens`.
         if self.generated <= self.min_tokens {
-            self.release(piece);
-            return AfterToken::GoOn;
+            return self.release(piece);
         }
         match self.matcher.push(piece) {
-            StopStep::Emit(text) => {
-                self.release(&text);
-                AfterToken::GoOn
-            }
+            StopStep::Emit(text) => self.release(&text),
             StopStep::Stop { text, index } => {
-                self.release(&text);
+                if self.release(&text) == AfterToken::EndChoice {
+                    return AfterToken::EndChoice;
+                }
                 let stop = self.stop_strings.get(index).cloned().map(StopReason::Text);
                 self.end(Finish { word: FinishWord::Stop, stop });
                 AfterToken::EndChoice
@@ -188,8 +196,8 @@ impl Choice {
         }
     }
 
-    fn release(&mut self, text: &str) {
-        self.delta.text.push_str(text);
+    fn release(&mut self, text: &str) -> AfterToken {
+        let wanted = self.output.push(text, &mut self.delta);
         self.shown_bytes += text.len();
         while let Some((end, _)) = self.held.front() {
             if *end > self.shown_bytes {
@@ -197,10 +205,19 @@ impl Choice {
             }
             self.delta.tokens.extend(self.held.pop_front().map(|(_, token)| token));
         }
+        if wanted == Wanted::More {
+            return AfterToken::GoOn;
+        }
+        self.end(Finish { word: FinishWord::Stop, stop: None });
+        AfterToken::EndChoice
     }
 
-    fn end(&mut self, finish: Finish) {
+    fn end(&mut self, mut finish: Finish) {
         self.ended = true;
+        self.output.finish(&mut self.delta);
+        if finish.word == FinishWord::Stop && self.output.ends_with_calls() {
+            finish.word = FinishWord::ToolCalls;
+        }
         self.delta.tokens.extend(self.held.drain(..).map(|(_, token)| token));
         self.delta.finish = Some(finish);
     }

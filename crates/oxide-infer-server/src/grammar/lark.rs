@@ -2,10 +2,13 @@
 
 /// A grammar of these texts.
 pub(super) fn alternatives(texts: &[String]) -> String {
-    // Lark's strings are JSON's.
-    let quoted: Vec<String> =
-        texts.iter().map(|text| serde_json::Value::from(text.as_str()).to_string()).collect();
+    let quoted: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
     format!("start: {}", quoted.join(" | "))
+}
+
+/// A text as Lark writes it: its strings are JSON's.
+pub(super) fn quoted(text: &str) -> String {
+    serde_json::Value::from(text).to_string()
 }
 
 /// A regular expression without the anchors that matching a whole text makes needless.

@@ -1,7 +1,7 @@
 //! What a request holds its answers to, before it is compiled.
 
+use super::answer::{AnswerGrammar, Means, Refusal, TextGrammar};
 use super::{lark, schema};
-use crate::config::Limits;
 use llguidance::ParserFactory;
 use llguidance::api::TopLevelGrammar;
 use serde_json::{Value, json};
@@ -26,6 +26,8 @@ pub(crate) enum GrammarSource {
     Choice(Vec<String>),
     /// Text of this grammar, in Lark's form or in the form with `::=`.
     Grammar(String),
+    /// Reasoning, text and tool calls.
+    Answer(AnswerGrammar),
 }
 
 impl GrammarSpec {
@@ -37,16 +39,18 @@ impl GrammarSpec {
             GrammarSource::Regex(regex) => format!("{} regex {regex}", self.param),
             GrammarSource::Choice(texts) => format!("{} choice {}", self.param, json!(texts)),
             GrammarSource::Grammar(grammar) => format!("{} grammar {grammar}", self.param),
+            GrammarSource::Answer(answer) => format!("{} answer {answer:?}", self.param),
         }
     }
 }
 
 impl GrammarSource {
     /// The grammar to compile, or what is wrong with it.
-    pub(super) fn to_grammar(&self, limits: &Limits) -> Result<TopLevelGrammar, String> {
+    pub(super) fn to_grammar(&self, means: &Means<'_>) -> Result<TopLevelGrammar, Refusal> {
         Ok(match self {
+            Self::Answer(answer) => answer.to_grammar(means)?,
             Self::Schema(schema) => {
-                TopLevelGrammar::from_json_schema(schema::prepare(schema, limits.max_schema_depth)?)
+                TopLevelGrammar::from_json_schema(schema::prepare(schema, means.limits.max_schema_depth)?)
             }
             Self::Regex(regex) => TopLevelGrammar::from_regex(lark::unanchored(regex)),
             Self::Choice(texts) => TopLevelGrammar::from_lark(lark::alternatives(texts)),
@@ -57,7 +61,11 @@ impl GrammarSource {
     /// Adds to the reason why it does not compile the place of it, where that can be found.
     pub(super) fn locate(&self, factory: &ParserFactory, reason: &str) -> String {
         let reason = reason.lines().next().unwrap_or(reason);
-        let Self::Schema(root) = self else { return reason.to_owned() };
+        let form = match self {
+            Self::Answer(AnswerGrammar { text: TextGrammar::Form(form), .. }) => form,
+            other => other,
+        };
+        let Self::Schema(root) = form else { return reason.to_owned() };
         let fails = |part: Value| {
             let grammar = TopLevelGrammar::from_json_schema(part);
             let error = factory.create_parser(grammar).err()?;

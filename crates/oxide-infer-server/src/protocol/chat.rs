@@ -3,8 +3,10 @@
 use super::fields::{Fields, read, shorten, wrong_type};
 use super::params::{Bounds, GenerationParams, MaxTokens, read_add_special_tokens};
 use super::rules::Route;
+use super::tools::{Strictness, Tool, ToolChoice, ToolUse, read_calls, read_tools};
 use crate::error::ApiError;
 use crate::text::{AddSpecialTokens, ChatInput, NextTurn};
+use oxide_infer_engine::request::EosPolicy;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -15,6 +17,8 @@ pub(crate) struct ChatRequest {
     pub(crate) model: Option<String>,
     /// The conversation.
     pub(crate) chat: ChatPrompt,
+    /// What may or must be called.
+    pub(crate) tools: ToolUse,
     /// Report log-probabilities, and of this many best tokens.
     pub(crate) logprobs: Option<u32>,
     /// The rest.
@@ -28,6 +32,8 @@ pub(crate) struct ChatPrompt {
     pub(crate) input: ChatInput,
     /// Whether the tokenizer adds to what the template wrote.
     pub(crate) add_special_tokens: AddSpecialTokens,
+    /// The tools that the template gets.
+    pub(crate) tools: Vec<Tool>,
 }
 
 impl ChatRequest {
@@ -35,20 +41,37 @@ impl ChatRequest {
     pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse_body(body)?;
         let model = fields.string("model")?;
-        let chat = ChatPrompt::read(&mut fields, bounds)?;
+        let mut chat = ChatPrompt::read(&mut fields, bounds)?;
+        let tools = ToolUse::read(&mut fields, std::mem::take(&mut chat.tools))?;
+        if tools.choice == ToolChoice::None {
+            // A model that sees no tools calls none.
+            chat.input.tools = None;
+        }
         let mut params = GenerationParams::read(&mut fields, bounds)?;
         let max = read_max_tokens(&mut fields)?;
         params.limit(max, &fields)?;
-        let request = Self { model, chat, logprobs: read_logprobs(&mut fields, bounds)?, params };
+        let request = Self { model, chat, tools, logprobs: read_logprobs(&mut fields, bounds)?, params };
+        request.check_tools(&fields)?;
         fields.finish(Route::Chat)?;
         Ok(request)
+    }
+
+    fn check_tools(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
+        let strict = self.tools.callable().any(|tool| tool.strictness == Strictness::Strict);
+        if self.params.eos == EosPolicy::Ignore && (self.tools.is_forced() || strict) {
+            let reason = "cannot be true where calls are forced or strict, whose form says where answers end";
+            return Err(fields.invalid("ignore_eos", reason));
+        }
+        Ok(())
     }
 }
 
 impl ChatPrompt {
-    /// Reads `messages` and what says how they are rendered.
+    /// Reads `messages`, `tools` and what says how they are rendered.
     pub(crate) fn read(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Self, ApiError> {
         let messages = read_messages(fields, bounds)?;
+        let tools = read_tools(fields, bounds.limits)?;
+        let definitions = || tools.iter().map(|tool| tool.definition.clone()).collect();
         let generation_prompt = fields.flag("add_generation_prompt")?;
         let continue_final = fields.flag("continue_final_message")?.unwrap_or(false);
         let next = match (continue_final, generation_prompt) {
@@ -66,12 +89,14 @@ impl ChatPrompt {
         Ok(Self {
             input: ChatInput {
                 messages,
+                tools: (!tools.is_empty()).then(definitions),
                 next,
                 variables: variables.unwrap_or_default(),
                 ..ChatInput::default()
             },
             // Templates write the special tokens themselves.
             add_special_tokens: read_add_special_tokens(fields, AddSpecialTokens::Omit)?,
+            tools,
         })
     }
 }
@@ -122,22 +147,25 @@ fn read_messages(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Vec<Valu
 fn read_message(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
     let mut fields = Fields::parse_at(raw, param)?;
     let role = fields.string("role")?.ok_or_else(|| fields.missing("role", "a string"))?;
-    if !matches!(role.as_str(), "system" | "developer" | "user" | "assistant") {
-        return Err(match role.as_str() {
-            "tool" | "function" => ApiError::UnsupportedField {
-                param: fields.param("role"),
-                reason: format!("there are no tools, so there are no messages of role '{role}'"),
-            },
-            _ => fields.invalid(
-                "role",
-                format!("must be 'system', 'developer', 'user' or 'assistant', got '{}'", shorten(&role)),
-            ),
-        });
-    }
+    check_role(&role, &fields)?;
     let content = read_content(&mut fields, &role)?;
     let mut message = Map::new();
-    message.insert("role".to_owned(), role.into());
+    message.insert("role".to_owned(), role.as_str().into());
     message.insert("content".to_owned(), content);
+    match role.as_str() {
+        "assistant" => {
+            if let Some(calls) = read_calls(&mut fields)? {
+                message.insert("tool_calls".to_owned(), calls);
+            }
+        }
+        "tool" => {
+            let id = fields.string("tool_call_id")?;
+            let id =
+                id.ok_or_else(|| fields.missing("tool_call_id", "the id of the call that it answers"))?;
+            message.insert("tool_call_id".to_owned(), id.into());
+        }
+        _ => {}
+    }
     // What templates may show beside the content.
     for name in ["name", "reasoning_content", "reasoning"] {
         if let Some(text) = fields.string(name)? {
@@ -147,6 +175,23 @@ fn read_message(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
     refuse_unsupported_parts(&mut fields)?;
     fields.finish_inner()?;
     Ok(Value::Object(message))
+}
+
+fn check_role(role: &str, fields: &Fields<'_>) -> Result<(), ApiError> {
+    match role {
+        "system" | "developer" | "user" | "assistant" | "tool" => Ok(()),
+        "function" => Err(ApiError::UnsupportedField {
+            param: fields.param("role"),
+            reason: "answers of tools have the role 'tool' and a 'tool_call_id'".to_owned(),
+        }),
+        _ => {
+            let reason = format!(
+                "must be 'system', 'developer', 'user', 'assistant' or 'tool', got '{}'",
+                shorten(role)
+            );
+            Err(fields.invalid("role", reason))
+        }
+    }
 }
 
 fn read_content(fields: &mut Fields<'_>, role: &str) -> Result<Value, ApiError> {

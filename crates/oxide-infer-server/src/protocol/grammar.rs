@@ -132,13 +132,20 @@ fn read_choice(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<String>, 
     Ok(choice)
 }
 
-fn read_schema(text: &str, param: &str, limits: &Limits) -> Result<GrammarSource, ApiError> {
+/// Checks the size of a JSON schema's text, and how deep its brackets lie in each other.
+pub(crate) fn check_schema_text(text: &str, param: &str, limits: &Limits) -> Result<(), ApiError> {
     check_size(text.len(), param, limits)?;
-    let invalid = |reason: String| ApiError::InvalidValue { param: param.to_owned(), reason };
     let max_nesting = 2 * limits.max_schema_depth + BRACKETS_BEYOND_SCHEMAS;
     if nesting(text) > max_nesting {
-        return Err(invalid(format!("is nested deeper than {max_nesting} brackets")));
+        let reason = format!("is nested deeper than {max_nesting} brackets");
+        return Err(ApiError::InvalidValue { param: param.to_owned(), reason });
     }
+    Ok(())
+}
+
+fn read_schema(text: &str, param: &str, limits: &Limits) -> Result<GrammarSource, ApiError> {
+    check_schema_text(text, param, limits)?;
+    let invalid = |reason: String| ApiError::InvalidValue { param: param.to_owned(), reason };
     let schema: Value =
         serde_json::from_str(text).map_err(|error| invalid(format!("is not JSON: {error}")))?;
     match schema {

@@ -61,12 +61,14 @@ pub(crate) enum StopReason {
 
 /// Why an answer ended, in OpenAI's words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub(crate) enum FinishWord {
     /// An end-of-sequence token, a stop token or a stop string.
     Stop,
     /// The limit on the answer, or the model's length.
     Length,
+    /// A `stop` after tool calls.
+    ToolCalls,
 }
 
 /// What every response and chunk starts with.
@@ -135,8 +137,49 @@ pub(crate) struct ChatChoice {
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatMessage {
     pub(crate) role: &'static str,
-    pub(crate) content: String,
+    /// Null where there are only calls or reasoning.
+    pub(crate) content: Option<String>,
     pub(crate) refusal: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<ToolCall>,
+}
+
+/// A call of a function.
+#[derive(Debug, Serialize)]
+pub(crate) struct ToolCall {
+    pub(crate) id: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: &'static str,
+    pub(crate) function: CalledFunction,
+}
+
+/// The function of a call.
+#[derive(Debug, Serialize)]
+pub(crate) struct CalledFunction {
+    pub(crate) name: String,
+    /// A JSON text.
+    pub(crate) arguments: String,
+}
+
+/// A piece of a call. The first has everything but what is to come of the arguments.
+#[derive(Debug, Serialize)]
+pub(crate) struct ToolCallDelta {
+    pub(crate) index: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    pub(crate) kind: Option<&'static str>,
+    pub(crate) function: CalledFunctionDelta,
+}
+
+/// A piece of a call's function.
+#[derive(Debug, Serialize)]
+pub(crate) struct CalledFunctionDelta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) arguments: String,
 }
 
 /// A piece of an answer of `/v1/chat/completions`.
@@ -159,6 +202,10 @@ pub(crate) struct ChatDelta {
     pub(crate) role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) content: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reasoning_content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) tool_calls: Vec<ToolCallDelta>,
 }
 
 /// Log-probabilities of a chat answer.

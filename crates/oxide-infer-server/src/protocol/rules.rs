@@ -73,7 +73,6 @@ const fn unsupported(
     FieldRule { name, routes, handling: Handling::Unsupported { neutral, instead } }
 }
 
-const NO_TOOLS: &str = "the model cannot call tools through this server";
 const NO_GUIDES: &str = "use 'structured_outputs'";
 const NO_MEDIA: &str = "only text goes in and out";
 const NO_REASONING: &str = "pass what the model's template understands in 'chat_template_kwargs'";
@@ -87,6 +86,9 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("messages", TEMPLATED),
     accepted("prompt", PROMPTED),
     accepted("tokens", &[Route::Detokenize]),
+    accepted("tools", TEMPLATED),
+    accepted("tool_choice", CHAT),
+    accepted("parallel_tool_calls", CHAT),
     accepted("max_tokens", GENERATION),
     accepted("max_completion_tokens", CHAT),
     accepted("min_tokens", GENERATION),
@@ -133,15 +135,12 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     ignored("prompt_cache_key"),
     ignored("prompt_cache_retention"),
     ignored("prompt_cache_options"),
-    ignored("parallel_tool_calls"),
     ignored("request_id"),
     ignored("session_id"),
     ignored("spaces_between_special_tokens"),
     ignored("stream_interval"),
-    unsupported("tools", TEMPLATED, &["[]"], NO_TOOLS),
-    unsupported("tool_choice", CHAT, &["\"none\"", "\"auto\""], NO_TOOLS),
-    unsupported("functions", CHAT, &["[]"], NO_TOOLS),
-    unsupported("function_call", CHAT, &["\"none\"", "\"auto\""], NO_TOOLS),
+    unsupported("functions", CHAT, &["[]"], "use 'tools'"),
+    unsupported("function_call", CHAT, &["\"none\"", "\"auto\""], "use 'tool_choice'"),
     unsupported("guided_json", GENERATION, &[], NO_GUIDES),
     unsupported("guided_regex", GENERATION, &[], NO_GUIDES),
     unsupported("guided_choice", GENERATION, &[], NO_GUIDES),

@@ -1,10 +1,11 @@
 //! `/v1/chat/completions` and `/v1/completions`.
 
-use super::with_body;
+use super::{output, with_body};
 use crate::app::{App, InFlight, unix_time};
 use crate::error::ApiError;
 use crate::generate::{
-    ChatFormat, CompletionFormat, Format, Generation, Job, PreparedPrompt, respond_streaming, respond_whole,
+    ChatFormat, CompletionFormat, Format, Generation, Job, OutputPlan, PreparedPrompt, respond_streaming,
+    respond_whole,
 };
 use crate::observe::Arrival;
 use crate::protocol::chat::ChatRequest;
@@ -81,8 +82,10 @@ async fn answer<F: Format>(
     }
 }
 
-fn prepare_chat(app: &App, request: ChatRequest) -> Result<Job, ApiError> {
-    let tokens = super::tokenize::chat_tokens(app, &request.chat)?;
+fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Job, ApiError> {
+    let (rendered, tokens) = super::tokenize::chat_tokens(app, &request.chat)?;
+    let plan = output::plan(app, &request, &rendered)?;
+    request.params.grammar = output::grammar(request.params.grammar.take(), &request.tools, &plan);
     let kept = request.params.truncate(&tokens, app.bounds());
     let prompt = prepare_prompt(app, &request.params, kept, None, "messages".to_owned())?;
     Ok(Job {
@@ -91,6 +94,7 @@ fn prepare_chat(app: &App, request: ChatRequest) -> Result<Job, ApiError> {
         params: request.params,
         logprobs: request.logprobs,
         grammar: None,
+        output: plan,
     })
 }
 
@@ -121,6 +125,7 @@ fn prepare_completion(app: &App, request: CompletionRequest) -> Result<Job, ApiE
         params: request.params,
         logprobs: request.logprobs,
         grammar: None,
+        output: OutputPlan::plain(),
     })
 }
 

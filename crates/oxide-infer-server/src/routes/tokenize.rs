@@ -25,7 +25,7 @@ pub(crate) async fn tokenize(
             TokenizeSource::Text(text, add) => {
                 app.text().encode(text, *add).map_err(|error| prompt_error(error, "prompt"))?
             }
-            TokenizeSource::Chat(chat) => chat_tokens(app, chat)?,
+            TokenizeSource::Chat(chat) => chat_tokens(app, chat)?.1,
         };
         let token_strs = (request.token_strs == TokenStrs::Return).then(|| token_strs(app, &tokens));
         let max_model_len = app.bounds().max_model_len;
@@ -47,12 +47,13 @@ pub(crate) async fn detokenize(
     .await
 }
 
-/// Token ids of a conversation.
-pub(super) fn chat_tokens(app: &App, chat: &ChatPrompt) -> Result<Vec<TokenId>, ApiError> {
+/// A conversation as text and as token ids.
+pub(super) fn chat_tokens(app: &App, chat: &ChatPrompt) -> Result<(String, Vec<TokenId>), ApiError> {
     let text = app.text();
     let prompt = text.render_chat(&chat.input).map_err(|error| prompt_error(error, "messages"))?;
     let tokens = text.tokenizer().encode_prompt(&prompt, chat.add_special_tokens);
-    tokens.map_err(|error| prompt_error(error, "messages"))
+    let tokens = tokens.map_err(|error| prompt_error(error, "messages"))?;
+    Ok((prompt.text().to_owned(), tokens))
 }
 
 fn token_strs(app: &App, tokens: &[TokenId]) -> Vec<String> {

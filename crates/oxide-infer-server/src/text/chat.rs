@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{ContentFormat, PromptError};
+use super::tools::{self, ToolSupport};
+use super::{ChatTemplate, ContentFormat, PromptError};
 
 /// What is to follow the messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,21 +37,27 @@ pub struct ChatInput {
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 impl ChatInput {
-    /// The variables of a rendering, with message content in the form that the template takes.
-    pub(super) fn to_variables(&self, format: ContentFormat) -> Result<Map<String, Value>, PromptError> {
+    /// The variables of a rendering, with message content and tools in the form that the template takes.
+    pub(super) fn to_variables(&self, template: &ChatTemplate) -> Result<Map<String, Value>, PromptError> {
         if self.messages.is_empty() {
             return Err(PromptError::NoMessages);
         }
         let mut messages = self.messages.clone();
         for (index, message) in messages.iter_mut().enumerate() {
-            prepare(message, format).map_err(|reason| PromptError::Message { index, reason })?;
+            prepare(message).map_err(|reason| PromptError::Message { index, reason })?;
         }
+        let described = template.tool_support() == ToolSupport::Described;
+        if described {
+            tools::describe(&mut messages, self.tools.as_deref());
+        }
+        messages.iter_mut().for_each(|message| shape_content(message, template.content_format()));
         if self.next == NextTurn::ContinueLast {
             last_text(&mut messages)?.push_str(CONTINUE_TAG);
         }
         let mut variables = self.variables.clone();
         variables.insert("messages".into(), messages.into());
-        variables.insert("tools".into(), self.tools.clone().into());
+        let tools = self.tools.clone().filter(|_| !described);
+        variables.insert("tools".into(), tools.into());
         variables.insert("documents".into(), self.documents.clone().into());
         variables.insert("add_generation_prompt".into(), (self.next == NextTurn::Assistant).into());
         Ok(variables)
@@ -72,22 +79,27 @@ impl ChatInput {
     }
 }
 
-fn prepare(message: &mut Value, format: ContentFormat) -> Result<(), String> {
+fn prepare(message: &mut Value) -> Result<(), String> {
     let Value::Object(fields) = message else { return Err("a message must be an object".into()) };
     if !fields.get("role").is_some_and(Value::is_string) {
         return Err("role must be a string".into());
     }
-    if let Some(content) = fields.get_mut("content") {
+    if let Some(content) = fields.get("content") {
         check_parts(content)?;
-        match (format, &*content) {
-            (ContentFormat::Text, Value::Array(parts)) => *content = joined(parts).into(),
-            (ContentFormat::Parts, Value::String(text)) => *content = json!([{"type": "text", "text": text}]),
-            _ => {}
-        }
     }
     let calls = fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten();
     calls.for_each(parse_arguments);
     Ok(())
+}
+
+/// Puts a message's content into the form that the template takes.
+fn shape_content(message: &mut Value, format: ContentFormat) {
+    let Some(content) = message.get_mut("content") else { return };
+    match (format, &*content) {
+        (ContentFormat::Text, Value::Array(parts)) => *content = joined(parts).into(),
+        (ContentFormat::Parts, Value::String(text)) => *content = json!([{"type": "text", "text": text}]),
+        _ => {}
+    }
 }
 
 fn check_parts(content: &Value) -> Result<(), String> {
@@ -107,7 +119,7 @@ fn check_parts(content: &Value) -> Result<(), String> {
 }
 
 /// Text parts as one text, a line end between them, as vLLM and llama.cpp join them.
-fn joined(parts: &[Value]) -> String {
+pub(super) fn joined(parts: &[Value]) -> String {
     let texts: Vec<&str> = parts.iter().filter_map(|part| part["text"].as_str()).collect();
     texts.join("\n")
 }

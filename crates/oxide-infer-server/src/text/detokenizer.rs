@@ -37,6 +37,8 @@ pub enum DecodeFrom {
 pub struct Detokenizer {
     table: Arc<TokenTable>,
     special: SpecialInOutput,
+    /// Special tokens that are shown in any case.
+    shown: Arc<[TokenId]>,
     pending: Vec<u8>,
     strip: usize,
 }
@@ -47,7 +49,12 @@ impl Detokenizer {
             DecodeFrom::Start => table.codec().strip_leading(),
             DecodeFrom::Continuation => 0,
         };
-        Self { table, special, pending: Vec::new(), strip }
+        Self { table, special, shown: Arc::default(), pending: Vec::new(), strip }
+    }
+
+    /// Shows the special tokens `ids`, whatever becomes of others.
+    pub fn showing(self, ids: Arc<[TokenId]>) -> Self {
+        Self { shown: ids, ..self }
     }
 
     /// The text that `id` completes; empty while a character is incomplete. An id outside the vocabulary has no text.
@@ -59,7 +66,8 @@ impl Detokenizer {
 
     /// As [`push`](Self::push), appending to `out`.
     pub fn push_into(&mut self, id: TokenId, out: &mut String) {
-        if self.special == SpecialInOutput::Skip && self.table.is_special(id) {
+        let is_hidden = self.special == SpecialInOutput::Skip && self.table.is_special(id);
+        if is_hidden && !self.shown.contains(&id) {
             return;
         }
         self.pending.extend_from_slice(self.table.bytes(id));

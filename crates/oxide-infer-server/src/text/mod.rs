@@ -39,6 +39,7 @@ mod stop;
 mod template;
 mod token_table;
 mod tokenizer;
+mod tools;
 
 pub use chat::{ChatInput, NextTurn};
 pub use detokenizer::{DecodeFrom, Detokenizer, SpecialInOutput};
@@ -49,3 +50,4 @@ pub use special::Prompt;
 pub use stop::{MAX_STOP_STRINGS, StopError, StopMatcher, StopStep, StopText};
 pub use template::{ChatTemplate, ContentFormat};
 pub use tokenizer::{AddSpecialTokens, NamedToken, NamedTokens, Tokenizer};
+pub use tools::ToolSupport;

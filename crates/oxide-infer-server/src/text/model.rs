@@ -112,6 +112,11 @@ impl TextModel {
         self.templates.as_ref().map(|templates| &templates.default)
     }
 
+    /// The template for chats with tools, if the model has one.
+    pub fn tool_template(&self) -> Option<&ChatTemplate> {
+        self.templates.as_ref().map(|templates| templates.tool_use.as_ref().unwrap_or(&templates.default))
+    }
+
     /// Renders a chat to a prompt, which [`encode_prompt`](Self::encode_prompt) takes.
     pub fn render_chat(&self, chat: &ChatInput) -> Result<Prompt, PromptError> {
         let templates = self.templates.as_ref().ok_or(PromptError::NoChatTemplate)?;
@@ -119,7 +124,7 @@ impl TextModel {
             Some(tool_use) if chat.tools.is_some() => tool_use,
             _ => &templates.default,
         };
-        let mut variables = chat.to_variables(template.content_format())?;
+        let mut variables = chat.to_variables(template)?;
         let marker = match self.special_in_content {
             SpecialInContent::Parse => None,
             SpecialInContent::Escape => {

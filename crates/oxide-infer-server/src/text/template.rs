@@ -18,6 +18,7 @@ use serde_json::{Map, Value};
 pub use self::content::ContentFormat;
 use self::functions::Raised;
 use super::TemplateError;
+use super::tools::{self, ToolSupport};
 
 const NAME: &str = "chat";
 /// Template instructions in one rendering; a thousand messages take some hundred thousand.
@@ -35,10 +36,11 @@ pub struct ChatTemplate {
     source: String,
     variables: Map<String, Value>,
     format: ContentFormat,
+    tools: ToolSupport,
 }
 
 impl ChatTemplate {
-    /// Parses a template and finds out which message content it takes.
+    /// Parses a template and finds out which message content it takes, and whether it shows tools.
     pub fn new(source: &str, variables: Map<String, Value>) -> Result<Self, TemplateError> {
         let mut env = Environment::new();
         env.set_trim_blocks(true);
@@ -51,8 +53,10 @@ impl ChatTemplate {
         // Jinja reads every line end as a newline.
         let source = source.replace("\r\n", "\n").replace('\r', "\n");
         env.add_template_owned(NAME, without_generation_tags(&source)).map_err(template_error)?;
-        let mut template = Self { env, source, variables, format: ContentFormat::Text };
+        let (format, tools) = (ContentFormat::Text, ToolSupport::Native);
+        let mut template = Self { env, source, variables, format, tools };
         template.format = content::detect(&template);
+        template.tools = tools::detect(&template);
         Ok(template)
     }
 
@@ -64,6 +68,11 @@ impl ChatTemplate {
     /// The form of message content that the template takes.
     pub fn content_format(&self) -> ContentFormat {
         self.format
+    }
+
+    /// Whether the template shows tools to the model.
+    pub fn tool_support(&self) -> ToolSupport {
+        self.tools
     }
 
     /// Renders the template. `request` holds `messages`, `tools` and so on, and goes before the fixed variables.

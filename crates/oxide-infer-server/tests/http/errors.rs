@@ -114,10 +114,7 @@ async fn unknown_fields_are_refused_by_name_wherever_they_are() {
 #[tokio::test]
 async fn what_is_not_supported_yet_is_refused_by_name() {
     let harness = Harness::answering("x");
-    let tool = json!({"type": "function", "function": {"name": "f"}});
     for (field, value) in [
-        ("tools", json!([tool])),
-        ("tool_choice", json!("required")),
         ("functions", json!([{"name": "f"}])),
         ("guided_json", json!({"type": "object"})),
         ("audio", json!({"voice": "x"})),
@@ -138,14 +135,14 @@ async fn what_is_not_supported_yet_is_refused_by_name() {
 async fn messages_are_checked_one_by_one() {
     let harness = Harness::answering("x");
     let image = json!({"type": "image_url", "image_url": {"url": "http://a/b.png"}});
-    let call = json!({"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]});
+    let call = json!({"role": "assistant", "content": "", "function_call": {"name": "f"}});
     for (message, code, param) in [
         (json!("text"), "invalid_type", "messages[1]"),
         (json!({"content": "a"}), "missing_required_parameter", "messages[1].role"),
         (json!({"role": "user"}), "missing_required_parameter", "messages[1].content"),
         (json!({"role": 3, "content": "a"}), "invalid_type", "messages[1].role"),
         (json!({"role": "wizard", "content": "a"}), "invalid_value", "messages[1].role"),
-        (json!({"role": "tool", "content": "a"}), "unsupported_parameter", "messages[1].role"),
+        (json!({"role": "function", "content": "a"}), "unsupported_parameter", "messages[1].role"),
         (json!({"role": "user", "content": 3}), "invalid_type", "messages[1].content"),
         (json!({"role": "user", "content": ["a"]}), "invalid_type", "messages[1].content[0]"),
         (json!({"role": "user", "content": [image]}), "unsupported_parameter", "messages[1].content[0].type"),
@@ -154,7 +151,7 @@ async fn messages_are_checked_one_by_one() {
             "missing_required_parameter",
             "messages[1].content[0].text",
         ),
-        (call, "unsupported_parameter", "messages[1].tool_calls"),
+        (call, "unsupported_parameter", "messages[1].function_call"),
     ] {
         let messages = json!([{"role": "user", "content": "ok"}, message]);
         harness.chat(json!({"messages": messages})).await.error(400, code, Some(param));

@@ -59,10 +59,24 @@ impl Harness {
         engine: EngineConfig,
         configure: impl FnOnce(&mut ServerConfig),
     ) -> Self {
+        Self::of_model(executor, text(), engine, configure)
+    }
+
+    /// A server of a model with a template and special tokens of its own, which get the ids from 258 on.
+    pub(crate) fn templated(executor: ScriptedExecutor, template: &str, specials: &[&str]) -> Self {
+        Self::of_model(executor, text_with(template, specials), EngineConfig::default(), |_| {})
+    }
+
+    fn of_model(
+        executor: ScriptedExecutor,
+        text: Arc<TextModel>,
+        engine: EngineConfig,
+        configure: impl FnOnce(&mut ServerConfig),
+    ) -> Self {
         let engine = Engine::start(Box::new(executor), engine).unwrap();
         let mut config = ServerConfig::new(MODEL);
         configure(&mut config);
-        let server = Server::new(config, engine.clone(), text()).unwrap();
+        let server = Server::new(config, engine.clone(), text).unwrap();
         Self { router: server.router(), server, engine }
     }
 
@@ -120,11 +134,16 @@ pub(crate) fn chat_prompt() -> Vec<u32> {
 
 /// Byte tokens, with the special tokens found.
 pub(crate) fn tokens(text: &str) -> Vec<u32> {
+    tokens_with(text, &[])
+}
+
+/// As [`tokens`], with special tokens that get the ids from 258 on.
+pub(crate) fn tokens_with(text: &str, specials: &[&str]) -> Vec<u32> {
     let mut ids = Vec::new();
     let mut rest = text;
     while let Some(byte) = rest.bytes().next() {
-        let special = [("<|im_start|>", IM_START), ("<|im_end|>", IM_END)];
-        let special = special.into_iter().find_map(|(text, id)| Some((rest.strip_prefix(text)?, id)));
+        let special = ["<|im_start|>", "<|im_end|>"].iter().chain(specials).zip(IM_START..);
+        let special = special.into_iter().find_map(|(text, id)| Some((rest.strip_prefix(*text)?, id)));
         if let Some((after, id)) = special {
             ids.push(id);
             rest = after;
@@ -140,9 +159,25 @@ pub(crate) fn tokens(text: &str) -> Vec<u32> {
 }
 
 pub(crate) fn executor(answer: &str) -> ScriptedExecutor {
-    let mut ids: Vec<TokenId> = tokens(answer).into_iter().map(TokenId).collect();
+    executor_with(answer, &[], LIMITS)
+}
+
+/// As [`executor`], with special tokens that get the ids from 258 on, and with other limits.
+pub(crate) fn executor_with(answer: &str, specials: &[&str], limits: ExecutorLimits) -> ScriptedExecutor {
+    let mut ids: Vec<TokenId> = tokens_with(answer, specials).into_iter().map(TokenId).collect();
     ids.push(TokenId(IM_END));
-    ScriptedExecutor::new(LIMITS).answering(ids)
+    ScriptedExecutor::new(limits).answering(ids)
+}
+
+/// An executor that begins every answer with `lead` and goes on with noise, which depends on the seed and on what a mask
+/// allows.
+pub(crate) fn noise_after(lead: &str, specials: &[&str], limits: ExecutorLimits) -> ScriptedExecutor {
+    let lead = tokens_with(lead, specials);
+    ScriptedExecutor::new(limits).script(move |draw| {
+        let at = draw.output.len();
+        let noise = (draw.context ^ draw.sampling.seed.wrapping_mul(0x9E37_79B9_7F4A_7C15)) >> 7;
+        TokenId(lead.get(at).copied().unwrap_or((noise % VOCAB as u64) as u32))
+    })
 }
 
 /// An executor that repeats one letter, a step every `step_time`.
@@ -200,23 +235,29 @@ pub(crate) fn sample(metrics: &str, series: &str) -> Option<f64> {
 }
 
 pub(crate) fn text() -> Arc<TextModel> {
+    text_with(TEMPLATE, &[])
+}
+
+fn text_with(template: &str, specials: &[&str]) -> Arc<TextModel> {
     let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("tokenizer.json"), tokenizer().to_string()).unwrap();
-    let config = json!({"eos_token": "<|im_end|>", "chat_template": TEMPLATE});
+    std::fs::write(dir.path().join("tokenizer.json"), tokenizer(specials).to_string()).unwrap();
+    let config = json!({"eos_token": "<|im_end|>", "chat_template": template});
     std::fs::write(dir.path().join("tokenizer_config.json"), config.to_string()).unwrap();
     Arc::new(TextModel::load(dir.path(), &TextOptions::default()).unwrap())
 }
 
-fn tokenizer() -> Value {
+fn tokenizer(specials: &[&str]) -> Value {
     let vocabulary: Map<String, Value> =
         (0..=255_u8).map(|byte| (byte_char(byte).to_string(), byte.into())).collect();
     let special = |id: u32, content: &str| {
         json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
                "rstrip": false, "normalized": false})
     };
+    let all = ["<|im_start|>", "<|im_end|>"].iter().chain(specials).zip(IM_START..);
+    let added: Vec<Value> = all.map(|(content, id)| special(id, content)).collect();
     json!({
         "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
-        "added_tokens": [special(IM_START, "<|im_start|>"), special(IM_END, "<|im_end|>")],
+        "added_tokens": added,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
         "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false},
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},

@@ -3,7 +3,7 @@
 use super::ModelOptions;
 use crate::cli::values::{ByteSize, duration};
 use clap::builder::ValueParser;
-use clap::{ArgAction, Args};
+use clap::{ArgAction, Args, ValueEnum};
 use std::time::Duration;
 
 /// Serve a model over HTTP with the OpenAI API
@@ -79,6 +79,14 @@ pub(crate) struct ServeArgs {
     )]
     pub(crate) escape_special_tokens: bool,
 
+    /// How the model writes tool calls
+    #[arg(long, value_name = "NOTATION", value_enum, default_value_t = ToolParser::Auto, help_heading = "Server")]
+    pub(crate) tool_parser: ToolParser,
+
+    /// How the model marks its reasoning
+    #[arg(long, value_name = "TAGS", value_enum, default_value_t = ReasoningParser::Auto, help_heading = "Server")]
+    pub(crate) reasoning_parser: ReasoningParser,
+
     /// Prefix of metric names; `vllm:` gives vLLM's names
     #[arg(long, value_name = "PREFIX", default_value = "oxide_infer_", help_heading = "Server")]
     pub(crate) metrics_prefix: String,
@@ -86,4 +94,32 @@ pub(crate) struct ServeArgs {
     /// Web origin that may call the API from a browser, or `*`; may be given several times [default: none]
     #[arg(long, value_name = "ORIGIN", value_delimiter = ',', help_heading = "Server")]
     pub(crate) cors_origin: Vec<String>,
+}
+
+/// How a model writes tool calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ToolParser {
+    /// As the chat template shows it; `hermes` if the template knows no tools
+    Auto,
+    /// <tool_call>{"name": …, "arguments": …}</tool_call>: Hermes, Qwen
+    Hermes,
+    /// {"name": …, "parameters": …}: Llama 3
+    #[value(alias = "llama3_json")]
+    Llama3,
+    /// Behind [TOOL_CALLS]: Mistral
+    Mistral,
+}
+
+/// How a model marks its reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ReasoningParser {
+    /// As the chat template has it
+    Auto,
+    /// <think>…</think>
+    #[value(alias = "qwen3", alias = "deepseek_r1")]
+    Think,
+    /// [THINK]…[/THINK]
+    Mistral,
+    /// Not at all: all text is content
+    Off,
 }
