@@ -6,10 +6,14 @@
 
 mod answer;
 mod cache;
+mod formats;
 mod guide;
 mod lark;
+mod references;
 mod schema;
 mod source;
+#[cfg(test)]
+mod suite;
 mod workers;
 
 pub(crate) use answer::{AnswerGrammar, CallGrammar, FunctionGrammar, TextGrammar};

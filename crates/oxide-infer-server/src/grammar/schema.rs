@@ -1,5 +1,6 @@
 //! JSON schemas: what of them can be kept is checked here, so that errors name the place.
 
+use super::{formats, references};
 use serde_json::{Map, Value, json};
 
 /// Keywords that restrict a value and that grammars cannot express.
@@ -27,7 +28,7 @@ const UNSUPPORTED: &[&str] = &[
 ];
 
 /// Values of `format` that are kept.
-const FORMATS: &[&str] =
+pub(super) const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"];
 
 /// Regular expressions of `patternProperties` in one schema. Each is compared with each other.
@@ -43,7 +44,7 @@ const WHITE_SPACE: &str = r"\x20|\n\x20{0,16}";
 /// The schema as it is compiled.
 ///
 /// # Errors
-/// It is nested too deeply, or has a keyword that cannot be kept.
+/// It is nested too deeply, or has a keyword or a reference that cannot be kept.
 pub(super) fn prepare(schema: &Value, max_depth: usize) -> Result<Value, String> {
     let mut places = 0;
     walk(schema, "#", 0, &mut |place, depth, schema| {
@@ -63,7 +64,9 @@ pub(super) fn prepare(schema: &Value, max_depth: usize) -> Result<Value, String>
         check_keywords(keywords).map_err(|reason| format!("{reason} at {}", shorten(place)))
     })?;
     let mut prepared = schema.clone();
+    references::resolve(&mut prepared)?;
     strip_neutral(&mut prepared);
+    formats::tighten(&mut prepared);
     if let Value::Object(keywords) = &mut prepared {
         keywords.insert("x-guidance".to_owned(), json!({"whitespace_pattern": WHITE_SPACE}));
     }
@@ -105,10 +108,6 @@ fn check_keywords(keywords: &Map<String, Value>) -> Result<(), String> {
     if let Some((name, _)) = unsupported {
         return Err(format!("has the keyword '{name}', which is not supported,"));
     }
-    if let Some(reference) = keywords.get("$ref").filter(|reference| !is_local(reference)) {
-        let shown = shorten(&reference.to_string());
-        return Err(format!("has the reference {shown}, which is not '#' or '#/…' without '~' and '%',"));
-    }
     match keywords.get("format").and_then(Value::as_str) {
         Some(format) if !FORMATS.contains(&format) => Err(format!(
             "has the format '{}', which is none of the supported {},",
@@ -119,12 +118,6 @@ fn check_keywords(keywords: &Map<String, Value>) -> Result<(), String> {
     }
 }
 
-/// Whether a reference goes into the schema itself by a pointer that needs no decoding, which is what the compiler follows.
-fn is_local(reference: &Value) -> bool {
-    let text = reference.as_str().unwrap_or_default();
-    text == "#" || (text.starts_with("#/") && !text.contains(['~', '%']))
-}
-
 /// Whether an unsupported keyword asks for nothing.
 fn is_neutral(name: &str, value: &Value) -> bool {
     name == "uniqueItems" && *value == Value::Bool(false)
@@ -132,19 +125,10 @@ fn is_neutral(name: &str, value: &Value) -> bool {
 
 /// Removes keywords that ask for nothing, which the compiler refuses whatever they say.
 fn strip_neutral(schema: &mut Value) {
-    match schema {
-        Value::Object(keywords) => {
-            keywords.retain(|name, value| !is_neutral(name, value));
-            for (name, value) in keywords.iter_mut() {
-                // What is data and not a schema stays as it is.
-                if !matches!(name.as_str(), "const" | "enum" | "default" | "examples") {
-                    strip_neutral(value);
-                }
-            }
-        }
-        Value::Array(schemas) => schemas.iter_mut().for_each(strip_neutral),
-        _ => {}
+    if let Value::Object(keywords) = schema {
+        keywords.retain(|name, value| !is_neutral(name, value));
     }
+    subschemas_mut(schema).into_iter().for_each(|(_, inner)| strip_neutral(inner));
 }
 
 /// Visits a schema and all schemas inside it with their places (JSON pointers) and depths.
@@ -155,26 +139,93 @@ fn walk<'a, E>(
     visit: &mut impl FnMut(&str, usize, &'a Value) -> Result<(), E>,
 ) -> Result<(), E> {
     visit(place, depth, schema)?;
-    let Value::Object(keywords) = schema else { return Ok(()) };
-    for (name, value) in keywords {
-        match (name.as_str(), value) {
-            ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(schemas)) => {
-                for (key, schema) in schemas {
-                    walk(schema, &format!("{place}/{name}/{}", escape(key)), depth + 1, visit)?;
-                }
-            }
-            ("items" | "prefixItems" | "anyOf" | "oneOf" | "allOf", Value::Array(schemas)) => {
-                for (index, schema) in schemas.iter().enumerate() {
-                    walk(schema, &format!("{place}/{name}/{index}"), depth + 1, visit)?;
-                }
-            }
-            ("items" | "additionalItems" | "additionalProperties", schema) => {
-                walk(schema, &format!("{place}/{name}"), depth + 1, visit)?;
-            }
-            _ => {}
-        }
+    for (path, inner) in subschemas(schema) {
+        walk(inner, &path.below(place), depth + 1, visit)?;
     }
     Ok(())
+}
+
+/// Where a schema lies in another: a keyword, and a key or an index in its value if it has several.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Path {
+    keyword: String,
+    inner: Option<String>,
+}
+
+impl Path {
+    /// The place, as a JSON pointer, of what lies here in the schema at `place`.
+    pub(super) fn below(&self, place: &str) -> String {
+        match &self.inner {
+            Some(inner) => format!("{place}/{}/{}", self.keyword, escape(inner)),
+            None => format!("{place}/{}", self.keyword),
+        }
+    }
+
+    /// The parts of the pointer.
+    pub(super) fn parts(self) -> impl Iterator<Item = String> {
+        std::iter::once(self.keyword).chain(self.inner)
+    }
+}
+
+/// What the value of a keyword has of schemas.
+enum Holds {
+    /// One under each key.
+    Keys,
+    /// One at each index.
+    Indexes,
+    /// It is one.
+    Itself,
+}
+
+fn holds(keyword: &str, value: &Value) -> Option<Holds> {
+    match (keyword, value) {
+        ("properties" | "patternProperties" | "$defs" | "definitions", Value::Object(_)) => Some(Holds::Keys),
+        ("items" | "prefixItems" | "anyOf" | "oneOf" | "allOf", Value::Array(_)) => Some(Holds::Indexes),
+        ("items" | "additionalItems" | "additionalProperties", _) => Some(Holds::Itself),
+        _ => None,
+    }
+}
+
+/// The schemas directly inside a schema.
+pub(super) fn subschemas(schema: &Value) -> Vec<(Path, &Value)> {
+    let mut found = Vec::new();
+    for (keyword, value) in schema.as_object().into_iter().flatten() {
+        let path = |inner: Option<String>| Path { keyword: keyword.clone(), inner };
+        match holds(keyword, value) {
+            None => {}
+            Some(Holds::Itself) => found.push((path(None), value)),
+            Some(Holds::Keys) => {
+                let fields = value.as_object().into_iter().flatten();
+                found.extend(fields.map(|(key, inner)| (path(Some(key.clone())), inner)));
+            }
+            Some(Holds::Indexes) => {
+                let items = value.as_array().into_iter().flatten().enumerate();
+                found.extend(items.map(|(index, inner)| (path(Some(index.to_string())), inner)));
+            }
+        }
+    }
+    found
+}
+
+/// As [`subschemas`], to be changed.
+pub(super) fn subschemas_mut(schema: &mut Value) -> Vec<(Path, &mut Value)> {
+    let mut found = Vec::new();
+    for (keyword, value) in schema.as_object_mut().into_iter().flatten() {
+        let path = |inner: Option<String>| Path { keyword: keyword.clone(), inner };
+        match holds(keyword, value) {
+            None => {}
+            Some(Holds::Itself) => found.push((path(None), value)),
+            Some(Holds::Keys) => {
+                let fields = value.as_object_mut().into_iter().flatten();
+                found.extend(fields.map(|(key, inner)| (path(Some(key.clone())), inner)));
+            }
+            Some(Holds::Indexes) => {
+                let items = value.as_array_mut().into_iter().flatten().enumerate();
+                found.extend(items.map(|(index, inner)| (path(Some(index.to_string())), inner)));
+            }
+        }
+    }
+    found
 }
 
 /// A key as a part of a JSON pointer (RFC 6901).
@@ -183,7 +234,7 @@ fn escape(key: &str) -> String {
 }
 
 /// A place or word, short enough for a message.
-fn shorten(text: &str) -> String {
+pub(super) fn shorten(text: &str) -> String {
     const SHOWN: usize = 200;
     match text.char_indices().nth(SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -237,7 +288,7 @@ mod tests {
     #[test]
     fn references_stay_within_the_schema() {
         for reference in [json!("#"), json!("#/$defs/a")] {
-            assert!(prepare(&json!({"items": {"$ref": reference}}), 8).is_ok());
+            assert!(prepare(&json!({"items": {"$ref": reference}, "$defs": {"a": {}}}), 8).is_ok());
         }
         for reference in
             [json!("http://host/a"), json!("a.json#/b"), json!("#anchor"), json!("#/a~1b"), json!(1)]
