@@ -17,8 +17,9 @@ from pathlib import Path
 
 from oxide_tile import build, lowering, nvrtc, sources
 from oxide_tile.definition import Definition, Domain
+from oxide_tile.expr import evaluate
 from oxide_tile.families.common import vector_lanes
-from oxide_tile.manifest import encode, manifest
+from oxide_tile.manifest import encode, manifest, narrowed
 from oxide_tile.profile import Job, Profile, Rule, load
 
 PROFILE = "sm_90a"
@@ -68,17 +69,25 @@ def product_job(profile: Profile, epilogue: str, shape: Mapping[str, int]) -> Jo
     jobs = [job for job in profile.jobs if job.family == "gemm" and job.variant["epilogue"] == epilogue]
     properties = build.define(jobs[0]).properties
     (rule,) = (rule for rule in profile.rules if matches(rule, "gemm.dense", properties, shape))
-    (job,) = (job for job in jobs if job.algorithm == rule.algorithm)
+    compared = [job for job in jobs if rule.choice.costs and job.algorithm in rule.choice.costs]
+    algorithm = rule.choice.among({job.algorithm for job in compared if admits(job, shape)}, shape)
+    (job,) = (job for job in jobs if job.algorithm == algorithm)
     return job
 
 
 def matches(rule: Rule, contract: str, properties: Mapping[str, object], shape: Mapping[str, int]) -> bool:
     """Whether a selection rule is for a request."""
-    return (
-        rule.contract == contract
-        and all(properties.get(name) == wanted for name, wanted in rule.properties.items())
-        and all(low <= shape[name] <= high for name, (low, high) in rule.when.items())
+    return rule.is_of(contract, properties) and all(
+        low <= shape[name] <= high for name, (low, high) in rule.when.items()
     )
+
+
+def admits(job: Job, shape: Mapping[str, int]) -> bool:
+    """Whether a shape is in the domain of an artifact."""
+    definition = build.define(job)
+    values = [(shape[name], domain) for name, domain in narrowed(job, definition).items()]
+    values += [(evaluate(condition.value, shape), condition.domain) for condition in definition.conditions]
+    return all(domain.min <= value <= domain.max and value % domain.multiple_of == 0 for value, domain in values)
 
 
 @contextlib.contextmanager

@@ -28,12 +28,14 @@ pub mod source;
 pub mod status;
 
 mod bundle;
+mod choice;
 mod index;
 mod registry;
 mod resolve;
 mod select;
 
 pub use bundle::{Bundle, BundleError};
+pub use choice::{Choice, CostError, Costs};
 pub use expr::{Dimensions, Expr};
 pub use index::{Index, IndexError, Rule};
 pub use manifest::{Manifest, ManifestError};

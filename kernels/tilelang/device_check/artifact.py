@@ -74,6 +74,14 @@ class Artifact:
         """An operand's extents."""
         return tuple(value(extent, dimensions) for extent in self.operands[operand]["shape"])
 
+    def admits(self, dimensions: Dimensions) -> bool:
+        """Whether dimensions are in the artifact's domain."""
+        try:
+            self.check(dimensions)
+        except ValueError:
+            return False
+        return True
+
     def check(self, dimensions: Dimensions) -> None:
         """Refuse dimensions outside the artifact's domain, and launches outside the machine's limits."""
         for name, domain in self.manifest["dimensions"].items():
@@ -93,14 +101,15 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Selection:
-    """The rules of an index."""
+    """The rules of an index, and the artifacts that they choose among."""
 
     rules: list[Mapping[str, Any]]
+    artifacts: list[Artifact]
 
     @classmethod
     def of(cls, folder: Path) -> "Selection":
-        """The rules of a folder's index."""
-        return cls(json.loads((folder / "index.json").read_text())["selection"])
+        """The rules and the artifacts of a folder."""
+        return cls(json.loads((folder / "index.json").read_text())["selection"], load_all(folder, ""))
 
     def algorithm(self, artifact: Artifact, dimensions: Dimensions) -> str | None:
         """Which algorithm serves these dimensions among the siblings of an artifact."""
@@ -109,8 +118,20 @@ class Selection:
             fits = all(properties.get(name) == wanted for name, wanted in rule["properties"].items())
             inside = all(limit["min"] <= dimensions[name] <= limit["max"] for name, limit in rule["when"].items())
             if fits and inside:
-                return rule["algorithm"]
+                choice = rule["choice"]
+                return choice.get("algorithm") or self.cheapest(choice["costs"], artifact, dimensions)
         return None
+
+    def cheapest(self, costs: Mapping[str, str], artifact: Artifact, dimensions: Dimensions) -> str | None:
+        """The algorithm of least cost among those that admit the dimensions; of equal ones the first by name."""
+        admitted = {
+            sibling.manifest["algorithm"]
+            for sibling in self.artifacts
+            if all(sibling.manifest[what] == artifact.manifest[what] for what in ("contract", "properties"))
+            and sibling.admits(dimensions)
+        }
+        values = {name: value(costs[name], dimensions) for name in sorted(costs) if name in admitted}
+        return min(values, key=values.get, default=None)
 
 
 def contains(what: str, number: int, domain: Mapping[str, int]) -> None:

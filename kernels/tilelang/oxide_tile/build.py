@@ -4,11 +4,12 @@ import importlib
 import json
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import zstandard
 
@@ -16,10 +17,10 @@ from oxide_tile import lowering, nvrtc, sources
 from oxide_tile.definition import Definition
 from oxide_tile.launch import Lowered
 from oxide_tile.manifest import ZSTD_LEVEL, encode, manifest, source
-from oxide_tile.profile import Job, Profile, load
+from oxide_tile.profile import Job, Profile, ProfileError, Rule, load
 
 INDEX = "index.json"
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -158,21 +159,34 @@ def builder_source(profile: Profile, profile_name: str) -> dict[str, object]:
 
 def index(profile: Profile, profile_name: str, output: Path) -> dict[str, object]:
     """The profile's list of artifacts with the hash of each manifest, and its selection rules."""
+    texts = {name: (output / f"{name}.json").read_bytes() for name in sorted(job.name for job in profile.jobs)}
+    check_rules(profile.rules, [json.loads(text) for text in texts.values()])
     return {
         "schema": SCHEMA,
         "architecture": profile.architecture,
         "source": builder_source(profile, profile_name),
-        "artifacts": {
-            name: sources.sha256((output / f"{name}.json").read_bytes())
-            for name in sorted(j.name for j in profile.jobs)
-        },
+        "artifacts": {name: sources.sha256(text) for name, text in texts.items()},
         "selection": [
             {
                 "contract": rule.contract,
                 "properties": dict(rule.properties),
                 "when": {name: {"min": low, "max": high} for name, (low, high) in rule.when.items()},
-                "algorithm": rule.algorithm,
+                "choice": rule.choice.json(),
             }
             for rule in profile.rules
         ],
     }
+
+
+def check_rules(rules: Iterable[Rule], manifests: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a rule for an algorithm that nothing it is for has, or by a dimension that is not the artifact's."""
+    for rule in rules:
+        built = [found for found in manifests if rule.is_of(found["contract"], found["properties"])]
+        for algorithm, cost in rule.choice.algorithms().items():
+            named = [found for found in built if found["algorithm"] == algorithm]
+            if not named:
+                raise ProfileError(f"a rule of {rule.contract} names {algorithm}, which no build that it is for has")
+            for found in named if cost else ():
+                unknown = sorted(cost.names() - set(found["dimensions"]))
+                if unknown:
+                    raise ProfileError(f"the cost of {algorithm} is by {unknown[0]}, which {found['name']} lacks")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from oxide_tile.costs import Choice, Cost, CostError
 from oxide_tile.definition import UNLIMITED, Domain
 
 Value = str | int | bool
@@ -30,12 +31,17 @@ class Job:
 
 @dataclass(frozen=True)
 class Rule:
-    """Which algorithm serves a range of shapes that several artifacts admit."""
+    """Which algorithm serves shapes that several artifacts admit."""
 
     contract: str
     properties: Mapping[str, Value]
     when: Mapping[str, tuple[int, int]]
-    algorithm: str
+    choice: Choice
+
+    def is_of(self, contract: str, properties: Mapping[str, object]) -> bool:
+        """Whether the rule is for some request with these properties, or for some artifact that has them."""
+        wanted = self.properties.items()
+        return self.contract == contract and all(properties.get(name) == value for name, value in wanted)
 
 
 @dataclass(frozen=True)
@@ -88,17 +94,36 @@ def jobs_of(build: "Table", root: Path) -> list[Job]:
 
 
 def rules_of(choice: "Table") -> list[Rule]:
-    """One `[[select]]` table: for growing values of dimension `by`, the algorithm up to each of `steps`."""
+    """One `[[select]]` table: `costs`, or for growing values of dimension `by` the algorithm up to each of `steps`."""
     contract, properties = choice.take("contract"), choice.take("properties", {})
     when = {dimension: (low, high) for dimension, (low, high) in choice.take("when", {}).items()}
+    costs = choice.take("costs", None)
+    if costs is not None:
+        choice.finish()
+        return [Rule(contract, properties, when, choice_by_cost(costs, choice.where))]
     by, steps = choice.take("by"), choice.take("steps")
     choice.finish()
     rules, low = [], 1
     for high, algorithm in steps:
         last = UNLIMITED if high == "any" else high
-        rules.append(Rule(contract, properties, {**when, by: (low, last)}, algorithm))
+        rules.append(Rule(contract, properties, {**when, by: (low, last)}, Choice(algorithm)))
         low = last + 1
     return rules
+
+
+def choice_by_cost(costs: Mapping[str, Any], where: str) -> Choice:
+    """The cheapest of some algorithms, each with its expression."""
+    if not isinstance(costs, Mapping) or not costs:
+        raise ProfileError(f"{where}: costs must be a table of algorithms")
+    read = {}
+    for algorithm, text in costs.items():
+        if not isinstance(text, str):
+            raise ProfileError(f"{where}: the cost of {algorithm} must be an expression in a string, got {text!r}")
+        try:
+            read[algorithm] = Cost.parse(text)
+        except CostError as error:
+            raise ProfileError(f"{where}: the cost of {algorithm}: {error}") from error
+    return Choice(costs=read)
 
 
 def read(path: Path) -> dict[str, Any]:

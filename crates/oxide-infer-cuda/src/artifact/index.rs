@@ -1,5 +1,6 @@
 //! The index of a set of artifacts: what there is, and which algorithm serves shapes that several admit.
 
+use super::choice::Choice;
 use super::expr::Dimensions;
 use super::manifest::{Architecture, Property, Sha256Hex};
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,7 @@ use std::collections::BTreeMap;
 use thiserror::Error;
 
 /// The index schema that this version reads.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// What `index.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
@@ -34,7 +35,7 @@ pub struct IndexSource {
     pub sha256: Sha256Hex,
 }
 
-/// Names the algorithm for requests of a contract whose properties and dimensions match.
+/// Chooses the algorithm for requests of a contract whose properties and dimensions match.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
@@ -44,8 +45,8 @@ pub struct Rule {
     pub properties: BTreeMap<String, Property>,
     /// Ranges that the request's dimensions must be in; others may be anything.
     pub when: BTreeMap<String, Range>,
-    /// The algorithm that serves such requests.
-    pub algorithm: String,
+    /// Which algorithm serves such requests.
+    pub choice: Choice,
 }
 
 /// Values from `min` to `max`.
@@ -99,8 +100,12 @@ impl Rule {
         let in_range = |(name, range): (&String, &Range)| {
             dimensions.get(name).is_some_and(|value| (range.min..=range.max).contains(value))
         };
+        self.is_of(contract, properties) && self.when.iter().all(in_range)
+    }
+
+    /// Whether the rule is for some request with these properties, or for some artifact that has them.
+    pub fn is_of(&self, contract: &str, properties: &BTreeMap<String, Property>) -> bool {
         self.contract == contract
             && self.properties.iter().all(|(name, value)| properties.get(name) == Some(value))
-            && self.when.iter().all(in_range)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::bundle::{Bundle, BundleError, INDEX};
 use super::elf::{self, ElfError};
+use super::expr::Expr;
 use super::index::{Index, IndexError, Rule};
 use super::manifest::{Architecture, Manifest, ManifestError, Sha256Hex};
 use sha2::{Digest, Sha256};
@@ -94,13 +95,29 @@ pub enum RegistryError {
         /// What is wrong.
         source: ArtifactError,
     },
-    /// A rule names an algorithm that no artifact of its contract has.
-    #[error("a selection rule of {contract} names algorithm {algorithm}, which no artifact has")]
+    /// A rule names an algorithm that no artifact of its contract and properties has.
+    #[error(
+        "a selection rule of {contract} names algorithm {algorithm}, which no artifact that it is for has"
+    )]
     Rule {
         /// The contract.
         contract: String,
         /// The algorithm.
         algorithm: String,
+    },
+    /// The cost that a rule gives an algorithm needs a dimension that an artifact of it lacks.
+    #[error(
+        "a selection rule of {contract} costs algorithm {algorithm} by dimension {dimension}, which {artifact} lacks"
+    )]
+    RuleDimension {
+        /// The contract.
+        contract: String,
+        /// The algorithm.
+        algorithm: String,
+        /// The dimension.
+        dimension: String,
+        /// An artifact that the rule is for.
+        artifact: String,
     },
 }
 
@@ -250,17 +267,37 @@ impl Registry {
     }
 
     fn check_rules(&self) -> Result<(), RegistryError> {
-        let serves = |rule: &&Rule| {
-            let manifests = self.artifacts().map(|artifact| artifact.manifest());
-            manifests.into_iter().any(|m| m.contract == rule.contract && m.algorithm == rule.algorithm)
-        };
-        match self.rules.iter().find(|rule| !serves(rule)) {
-            None => Ok(()),
-            Some(rule) => Err(RegistryError::Rule {
-                contract: rule.contract.clone(),
-                algorithm: rule.algorithm.clone(),
-            }),
+        for rule in &self.rules {
+            for (algorithm, cost) in rule.choice.algorithms() {
+                self.check_algorithm(rule, algorithm, cost)?;
+            }
         }
+        Ok(())
+    }
+
+    /// Hold one algorithm that a rule names against the artifacts that the rule is for.
+    fn check_algorithm(
+        &self,
+        rule: &Rule,
+        algorithm: &str,
+        cost: Option<&Expr>,
+    ) -> Result<(), RegistryError> {
+        let (contract, algorithm) = (rule.contract.clone(), algorithm.to_owned());
+        let manifests = self.artifacts().map(|artifact| artifact.manifest());
+        let mut named = manifests
+            .filter(|m| m.algorithm == algorithm && rule.is_of(&m.contract, &m.properties))
+            .peekable();
+        if named.peek().is_none() {
+            return Err(RegistryError::Rule { contract, algorithm });
+        }
+        let names = cost.map(Expr::names).unwrap_or_default();
+        for manifest in named {
+            if let Some(name) = names.iter().find(|name| !manifest.dimensions.contains_key(**name)) {
+                let (dimension, artifact) = ((*name).to_owned(), manifest.name.clone());
+                return Err(RegistryError::RuleDimension { contract, algorithm, dimension, artifact });
+            }
+        }
+        Ok(())
     }
 }
 

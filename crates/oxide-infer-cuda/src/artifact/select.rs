@@ -1,5 +1,6 @@
 //! Choosing the one artifact for a request.
 
+use super::choice::{Choice, CostError};
 use super::expr::Dimensions;
 use super::manifest::{Manifest, OutOfDomain, Property};
 use super::registry::{Artifact, Registry};
@@ -82,16 +83,32 @@ pub enum SelectError {
         candidates: Vec<String>,
     },
     /// Several rules match the request.
-    #[error("several selection rules for {request}: {}", .algorithms.join(", "))]
+    #[error("several selection rules for {request}: {}", .choices.join(", "))]
     SeveralRules {
         /// What was asked for.
         request: Box<Request>,
-        /// The algorithms that the rules name.
-        algorithms: Vec<String>,
+        /// What the rules choose.
+        choices: Vec<String>,
     },
-    /// The rule that matches names an algorithm that does not admit the request, or that two artifacts have.
+    /// The rule that matches gives no cost to any artifact that admits the request.
+    #[error("the selection rule for {request} has no cost of any that admits it: {}", .candidates.join(", "))]
+    NoCost {
+        /// What was asked for.
+        request: Box<Request>,
+        /// The artifacts that admit it.
+        candidates: Vec<String>,
+    },
+    /// A cost that the rule compares has no value.
+    #[error("the selection rule for {request}: {source}")]
+    Cost {
+        /// What was asked for.
+        request: Box<Request>,
+        /// Whose cost, and why.
+        source: CostError,
+    },
+    /// The rule that matches chooses an algorithm that does not admit the request, or that two artifacts have.
     #[error(
-        "the selection rule for {request} names algorithm {algorithm}, which {count} of its artifacts have"
+        "the selection rule for {request} chooses algorithm {algorithm}, which {count} of its artifacts have"
     )]
     RuleMismatch {
         /// What was asked for.
@@ -142,7 +159,7 @@ fn shown<T: ToString>(value: Option<&T>) -> String {
 
 impl Registry {
     /// The artifact for a request: all properties equal, every dimension in its domain, and where several artifacts are left,
-    /// the one whose algorithm the selection rules name.
+    /// the one whose algorithm the selection rules choose.
     pub fn select(&self, request: &Request) -> Result<Arc<Artifact>, SelectError> {
         let candidates = self.candidates(request)?;
         match candidates.as_slice() {
@@ -176,31 +193,55 @@ impl Registry {
     }
 
     fn decide(&self, request: &Request, candidates: &[&Arc<Artifact>]) -> Result<Arc<Artifact>, SelectError> {
-        let matches =
-            |rule: &&super::Rule| rule.matches(&request.contract, &request.properties, &request.dimensions);
-        let rules: Vec<_> = self.rules().iter().filter(matches).collect();
-        let request = Box::new(request.clone());
-        let rule = match rules.as_slice() {
-            [rule] => rule,
-            [] => {
-                let candidates = candidates.iter().map(|artifact| artifact.manifest().name.clone()).collect();
-                return Err(SelectError::NoRule { request, candidates });
-            }
-            several => {
-                let algorithms = several.iter().map(|rule| rule.algorithm.clone()).collect();
-                return Err(SelectError::SeveralRules { request, algorithms });
+        let choice = self.choice(request, candidates)?;
+        let of = |algorithm: &str| {
+            let mut found = candidates.to_vec();
+            found.retain(|artifact| artifact.manifest().algorithm == algorithm);
+            found
+        };
+        let algorithm = match choice {
+            Choice::Algorithm(algorithm) => algorithm.as_str(),
+            Choice::Costs(costs) => {
+                let admits = |algorithm: &str| !of(algorithm).is_empty();
+                match costs.cheapest(admits, &request.dimensions) {
+                    Ok(Some(algorithm)) => algorithm,
+                    Ok(None) => {
+                        let (request, candidates) = (request.clone().into(), names(candidates));
+                        return Err(SelectError::NoCost { request, candidates });
+                    }
+                    Err(source) => return Err(SelectError::Cost { request: request.clone().into(), source }),
+                }
             }
         };
-        let named = |artifact: &&&Arc<Artifact>| artifact.manifest().algorithm == rule.algorithm;
-        let chosen: Vec<_> = candidates.iter().filter(named).collect();
-        match chosen.as_slice() {
+        match of(algorithm).as_slice() {
             [only] => Ok(Arc::clone(only)),
             others => {
-                let (algorithm, count) = (rule.algorithm.clone(), others.len());
+                let (request, algorithm, count) =
+                    (request.clone().into(), algorithm.to_owned(), others.len());
                 Err(SelectError::RuleMismatch { request, algorithm, count })
             }
         }
     }
+
+    /// What the one rule for a request says.
+    fn choice(&self, request: &Request, candidates: &[&Arc<Artifact>]) -> Result<&Choice, SelectError> {
+        let matches =
+            |rule: &&super::Rule| rule.matches(&request.contract, &request.properties, &request.dimensions);
+        let choices: Vec<_> = self.rules().iter().filter(matches).map(|rule| &rule.choice).collect();
+        let request = || Box::new(request.clone());
+        match choices.as_slice() {
+            [choice] => Ok(choice),
+            [] => Err(SelectError::NoRule { request: request(), candidates: names(candidates) }),
+            several => {
+                let choices = several.iter().map(ToString::to_string).collect();
+                Err(SelectError::SeveralRules { request: request(), choices })
+            }
+        }
+    }
+}
+
+fn names(artifacts: &[&Arc<Artifact>]) -> Vec<String> {
+    artifacts.iter().map(|artifact| artifact.manifest().name.clone()).collect()
 }
 
 impl Request {

@@ -2,7 +2,7 @@
 
 use crate::bundle::{Files, SPOILT, WHOLE};
 use oxide_infer_cuda::artifact::manifest::ManifestCheckError as Check;
-use oxide_infer_cuda::artifact::{ArtifactError, ManifestError, Registry, RegistryError, Target};
+use oxide_infer_cuda::artifact::{ArtifactError, ManifestError, Registry, RegistryError, Request, Target};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -46,10 +46,12 @@ fn a_directory_serves_as_the_embedded_set_does() {
 fn the_index_is_needed_and_strict() {
     assert!(matches!(Files::new().remove("index.json").verify(), Err(RegistryError::NoIndex)));
     for edit in [
-        |index: &mut Value| index["schema"] = json!(2),
+        |index: &mut Value| index["schema"] = json!(1),
         |index: &mut Value| index["speed"] = json!(1),
         |index: &mut Value| index["architecture"] = json!("sm_100a"),
         |index: &mut Value| index["source"]["sha256"] = json!("ab"),
+        |index: &mut Value| index["selection"] = json!([{"contract": "a", "properties": {}, "when": {}}]),
+        |index: &mut Value| index["selection"] = json!([{"algorithm": "b"}]),
     ] {
         assert!(matches!(Files::new().edit_json("index.json", edit).verify(), Err(RegistryError::Index(_))));
     }
@@ -258,8 +260,92 @@ fn any_json() -> impl Strategy<Value = Value> {
     ]
 }
 
+/// The untouched files with a rule of each form for the same artifacts.
+fn with_rules() -> Files {
+    let rule = |when: Value, choice: Value| {
+        let properties = json!({"dtype": "bf16"});
+        json!({"contract": "normalization.rms_norm", "properties": properties, "when": when, "choice": choice})
+    };
+    let costs =
+        json!({"up_to_256": "1000 + ceil_div(tokens * heads, 132) * 50", "twin": "max(tokens, 9) * 100"});
+    Files::new()
+        .copy(WHOLE, SPOILT)
+        .edit_manifest(|manifest| manifest["algorithm"] = json!("twin"))
+        .edit_json("index.json", |index| {
+            index["selection"] = json!([
+                rule(json!({"tokens": {"min": 1, "max": 8}}), json!({"algorithm": "twin"})),
+                rule(json!({"tokens": {"min": 9, "max": 99}}), json!({"costs": costs})),
+            ]);
+        })
+}
+
+/// Ask for a choice by either rule.
+fn select_by_each_rule(registry: &Registry) {
+    for tokens in [3, 9, 99] {
+        let request = Request::new("normalization.rms_norm", 1)
+            .property("dtype", "bf16")
+            .property("weight_dtype", "bf16")
+            .property("residual", "absent")
+            .dimension("tokens", tokens)
+            .dimension("heads", 12)
+            .dimension("hidden_size", 128);
+        let _ = registry.select(&request);
+    }
+}
+
+#[test]
+fn every_field_of_a_rule_is_needed_and_no_other_admitted() {
+    let index: Value = serde_json::from_slice(with_rules().file("index.json")).unwrap();
+    with_rules().verify().unwrap();
+    let refused = |edit: &dyn Fn(&mut Value)| {
+        let verified = with_rules().edit_json("index.json", |index| edit(&mut index["selection"]));
+        matches!(verified.verify(), Err(RegistryError::Index(_)))
+    };
+    for rule in 0..2 {
+        for field in index["selection"][rule].as_object().unwrap().keys() {
+            assert!(refused(&|rules| _ = rules[rule].as_object_mut().unwrap().remove(field)), "{field}");
+            assert!(refused(&|rules| rules[rule][field] = json!(null)), "{field}");
+        }
+        assert!(refused(&|rules| rules[rule]["speed"] = json!(1)));
+        assert!(refused(&|rules| rules[rule]["algorithm"] = json!("twin")));
+        assert!(refused(&|rules| rules[rule]["choice"]["speed"] = json!("twin")));
+    }
+    assert!(refused(&|rules| rules[1]["choice"]["algorithm"] = json!("twin")));
+    assert!(refused(&|rules| rules[1]["choice"]["costs"]["twin"] = json!("tokens +")));
+    let twice = with_rules().edit_bytes("index.json", |text| {
+        let whole = String::from_utf8(text.clone()).unwrap();
+        *text = whole.replace(r#""costs":{"#, r#""costs":{"twin":"1","#).into_bytes();
+    });
+    assert!(matches!(twice.verify(), Err(RegistryError::Index(_))));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn an_index_with_any_value_replaced_is_verified_or_refused(pick in any::<prop::sample::Index>(), value in any_json()) {
+        let files = with_rules();
+        let index: Value = serde_json::from_slice(files.file("index.json")).unwrap();
+        // The rules have the fewest values, and the most forms.
+        let paths = all_paths(&index["selection"], "/selection".to_owned());
+        let path = &paths[pick.index(paths.len())];
+        let edited = files.edit_json("index.json", |index| *index.pointer_mut(path).unwrap() = value);
+        if let Ok(registry) = edited.verify() {
+            select_by_each_rule(&registry);
+        }
+    }
+
+    #[test]
+    fn text_that_is_nearly_an_index_is_parsed_or_refused(at in any::<prop::sample::Index>(), noise in "[\\[\\]{}\",:0-9a-z+*/()]{1,6}") {
+        let files = with_rules().edit_bytes("index.json", |text| {
+            let place = at.index(text.len());
+            let end = (place + noise.len()).min(text.len());
+            text.splice(place..end, noise.bytes());
+        });
+        if let Ok(registry) = files.verify() {
+            select_by_each_rule(&registry);
+        }
+    }
 
     #[test]
     fn a_manifest_with_any_value_replaced_is_verified_or_refused(pick in any::<prop::sample::Index>(), value in any_json()) {

@@ -1,6 +1,7 @@
 //! Which artifact serves a request, and why none does.
 
 use crate::bundle::{Files, SPOILT, WHOLE};
+use oxide_infer_cuda::artifact::expr::EvalError;
 use oxide_infer_cuda::artifact::{Miss, Registry, RegistryError, Request, SelectError, Target};
 use serde_json::{Value, json};
 
@@ -28,7 +29,16 @@ fn rule(algorithm: &str, hidden_size: [u64; 2]) -> Value {
         "contract": "normalization.rms_norm",
         "properties": {"dtype": "bf16"},
         "when": {"hidden_size": {"min": hidden_size[0], "max": hidden_size[1]}},
-        "algorithm": algorithm
+        "choice": {"algorithm": algorithm}
+    })
+}
+
+fn costs(costs: Value) -> Value {
+    json!({
+        "contract": "normalization.rms_norm",
+        "properties": {},
+        "when": {},
+        "choice": {"costs": costs}
     })
 }
 
@@ -119,7 +129,7 @@ fn no_rule_and_two_rules_are_errors() {
         other => panic!("{other:?}"),
     }
     match twins(&[rule("twin", [1, 128]), rule("up_to_256", [128, 256])]).unwrap().select(&norm()) {
-        Err(SelectError::SeveralRules { algorithms, .. }) => assert_eq!(algorithms, ["twin", "up_to_256"]),
+        Err(SelectError::SeveralRules { choices, .. }) => assert_eq!(choices, ["twin", "up_to_256"]),
         other => panic!("{other:?}"),
     }
 }
@@ -128,4 +138,89 @@ fn no_rule_and_two_rules_are_errors() {
 fn a_rule_must_name_an_algorithm_of_its_contract() {
     let unknown = twins(&[rule("nobody", [1, 256])]);
     assert!(matches!(unknown, Err(RegistryError::Rule { algorithm, .. }) if algorithm == "nobody"));
+    let unknown = twins(&[costs(json!({"twin": "1", "nobody": "2"}))]);
+    assert!(matches!(unknown, Err(RegistryError::Rule { algorithm, .. }) if algorithm == "nobody"));
+    let mut of_f16 = rule("twin", [1, 256]);
+    of_f16["properties"]["dtype"] = json!("f16");
+    assert!(matches!(twins(&[of_f16]), Err(RegistryError::Rule { algorithm, .. }) if algorithm == "twin"));
+}
+
+#[test]
+fn of_several_artifacts_the_cheapest_serves() {
+    // 3 tokens of 12 heads of 128: 36 rows cost 1,000 + 36 * 100 = 4,600 ns, or ceil_div(36, 16) = 3 waves of 1,500 ns.
+    let rule = costs(json!({
+        "up_to_256": "1000 + tokens * heads * 100",
+        "twin": "ceil_div(tokens * heads, 16) * 1500"
+    }));
+    let registry = twins(&[rule]).unwrap();
+    let serves = |request: &Request| registry.select(request).unwrap().manifest().algorithm.clone();
+    assert_eq!(serves(&norm()), "twin");
+    // 49 rows: 5,900 ns, or 4 waves, 6,000 ns. 50 rows: 6,000 ns both, and the first name is taken.
+    assert_eq!(serves(&norm().dimension("tokens", 7).dimension("heads", 7)), "up_to_256");
+    assert_eq!(serves(&norm().dimension("tokens", 5).dimension("heads", 10)), "twin");
+}
+
+#[test]
+fn an_artifact_without_a_cost_is_not_considered() {
+    let registry = twins(&[costs(json!({"up_to_256": "1000000"}))]).unwrap();
+    assert_eq!(registry.select(&norm()).unwrap().manifest().algorithm, "up_to_256");
+}
+
+#[test]
+fn a_rule_without_a_cost_for_any_that_admits_is_an_error() {
+    // A third artifact of the contract has a cost, and another weight type.
+    let registry = Files::new()
+        .copy(WHOLE, "third")
+        .edit_json("third.json", |manifest| {
+            manifest["algorithm"] = json!("third");
+            manifest["properties"]["weight_dtype"] = json!("f32");
+        })
+        .copy(WHOLE, SPOILT)
+        .edit_manifest(|manifest| manifest["algorithm"] = json!("twin"))
+        .edit_json("index.json", |index| {
+            index["selection"] = json!([costs(json!({"third": "1"}))]);
+            index["artifacts"]["third"] = json!(null);
+        })
+        .verify()
+        .unwrap();
+    match registry.select(&norm()) {
+        Err(SelectError::NoCost { candidates, .. }) => assert_eq!(candidates, [SPOILT, WHOLE]),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_cost_that_leaves_64_bits_or_falls_below_0_is_an_error() {
+    for (cost, tokens) in [("tokens * 18446744073709551615", 2), ("100 - tokens", 101)] {
+        let registry = twins(&[costs(json!({"up_to_256": "7", "twin": cost}))]).unwrap();
+        match registry.select(&norm().dimension("tokens", tokens)) {
+            Err(SelectError::Cost { source, .. }) => {
+                assert_eq!(source.algorithm, "twin");
+                assert_eq!(source.source, EvalError::OutOfRange { expr: cost.to_owned() });
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!(registry.select(&norm().dimension("tokens", 1)).is_ok());
+    }
+}
+
+#[test]
+fn a_cost_is_over_dimensions_that_its_artifacts_have() {
+    match twins(&[costs(json!({"up_to_256": "1", "twin": "tokens * splits"}))]) {
+        Err(RegistryError::RuleDimension { algorithm, dimension, artifact, .. }) => {
+            assert_eq!([algorithm.as_str(), &dimension, &artifact], ["twin", "splits", SPOILT]);
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn costs_and_a_fixed_algorithm_for_one_request_are_two_rules() {
+    let rules = [rule("twin", [1, 256]), costs(json!({"up_to_256": "1", "twin": "2"}))];
+    match twins(&rules).unwrap().select(&norm()) {
+        Err(SelectError::SeveralRules { choices, .. }) => {
+            assert_eq!(choices, ["twin", "the cheapest of twin | up_to_256"]);
+        }
+        other => panic!("{other:?}"),
+    }
 }
