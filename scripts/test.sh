@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: test.sh MODEL
 # Runs every test that needs no GPU and ends with one line of totals: Rust tests and doc tests, the Python clients in
-# tests/clients against the built server, and the tests of the parity benchmark's metrics.
+# tests/clients against the built server, and the tests of what the benchmarks compute.
 set -euo pipefail
 
 OXIDE_INFER_TEST_MODEL=$(realpath "$1")
@@ -20,8 +20,8 @@ export OXIDE_INFER_BINARY
 venv=$(scripts/venv.sh clients tests/clients/requirements.txt)
 "$venv/bin/pytest" tests/clients 2>&1 | tee "$logs/pytest" || status=1
 
-echo "== Parity metrics"
-"$venv/bin/pytest" benchmarks/parity 2>&1 | tee -a "$logs/pytest" || status=1
+echo "== The benchmarks' own arithmetic"
+"$venv/bin/pytest" benchmarks/parity benchmarks/kernels 2>&1 | tee -a "$logs/pytest" || status=1
 
 sum() { # FILE WORD: adds up the numbers before WORD in the runners' closing lines
     # A runner leaves out what it had none of, and grep then finds nothing.
