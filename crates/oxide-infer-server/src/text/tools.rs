@@ -15,25 +15,23 @@ pub enum ToolSupport {
     Described,
 }
 
-/// A name that no template contains.
-const PROBE: &str = "qzx_probe_7391";
-
-/// Finds out by rendering a chat with a tool: a template that knows tools shows its name.
+/// Finds out by rendering a chat with a tool and without: a template that knows tools writes something else. One that only
+/// writes calls knows them, too.
 pub(super) fn detect(template: &ChatTemplate) -> ToolSupport {
-    let function = json!({
-        "name": PROBE,
-        "description": "",
-        "parameters": {"type": "object", "properties": {}, "required": []},
-    });
-    let shows = |content: Value| {
+    let parameters = json!({"type": "object", "properties": {}, "required": []});
+    let function = json!({"name": "look_up", "description": "", "parameters": parameters});
+    let tools = json!([{"type": "function", "function": function}]);
+    let render = |content: &Value, tools: &Value| {
         let mut request = Map::new();
         request.insert("messages".into(), json!([{"role": "user", "content": content}]));
-        request.insert("tools".into(), json!([{"type": "function", "function": function}]));
+        request.insert("tools".into(), tools.clone());
         request.insert("documents".into(), Value::Null);
         request.insert("add_generation_prompt".into(), true.into());
-        template.render(&request).unwrap_or_default().contains(PROBE)
+        template.render(&request).ok()
     };
-    match shows(json!("a")) || shows(json!([{"type": "text", "text": "a"}])) {
+    let shows = |content: Value| render(&content, &tools) != render(&content, &Value::Null);
+    let parts = json!([{"type": "text", "text": "a"}]);
+    match template.source().contains("tool_calls") || shows(json!("a")) || shows(parts) {
         true => ToolSupport::Native,
         false => ToolSupport::Described,
     }
