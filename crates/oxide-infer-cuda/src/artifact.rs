@@ -11,6 +11,7 @@
 //! let request = Request::new("normalization.rms_norm", 1)
 //!     .property("dtype", "bf16")
 //!     .property("weight_dtype", "bf16")
+//!     .property("output_dtype", "bf16")
 //!     .property("residual", "absent")
 //!     .dimension("tokens", 7)
 //!     .dimension("heads", 1)

@@ -1,6 +1,6 @@
 //! Contracts that work row by row, on values worked by hand, on strided operands, and on what does not fit.
 
-use half::f16;
+use half::{bf16, f16};
 use oxide_infer::embedding::gather;
 use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::normalization::rms_norm;
@@ -12,7 +12,14 @@ use oxide_infer::{
 
 fn norm(residual: Presence) -> rms_norm::Spec {
     let dtype = DType::F32;
-    let config = rms_norm::Config { dtype, weight_dtype: dtype, hidden_size: 2, epsilon: 1e-12, residual };
+    let config = rms_norm::Config {
+        dtype,
+        weight_dtype: dtype,
+        output_dtype: dtype,
+        hidden_size: 2,
+        epsilon: 1e-12,
+        residual,
+    };
     rms_norm::Spec::new(config).unwrap()
 }
 
@@ -40,6 +47,7 @@ fn the_residual_is_rounded_before_it_is_normalized() {
     let config = rms_norm::Config {
         dtype: DType::F16,
         weight_dtype: DType::F32,
+        output_dtype: DType::F16,
         hidden_size: 1,
         epsilon: 1.0,
         residual: Presence::Present,
@@ -53,6 +61,32 @@ fn the_residual_is_rounded_before_it_is_normalized() {
     };
     rms_norm::reference(&rms_norm::Spec::new(config).unwrap(), operands).unwrap();
     assert_eq!((residual[0].to_f32(), output[0].to_f32()), (2048.0, 1.0));
+}
+
+#[test]
+fn an_f32_residual_stream_is_normalized_for_products_in_bf16() {
+    let bf16s = |values: [f32; 2]| values.map(bf16::from_f32);
+    let config = rms_norm::Config {
+        dtype: DType::F32,
+        weight_dtype: DType::BF16,
+        output_dtype: DType::BF16,
+        hidden_size: 2,
+        epsilon: 1e-12,
+        residual: Presence::Present,
+    };
+    // 2⁻¹² more than bf16 can hold beside 3: it stays in the residual.
+    let (input, weight, mut output) = ([0.000_244_140_63f32, 0.0], bf16s([1.0, 1.0]), bf16s([0.0, 0.0]));
+    let mut residual = [3.0f32, 4.0];
+    let operands = rms_norm::Operands {
+        input: FloatView::contiguous(&input, [1, 1, 2]).unwrap(),
+        weight: FloatView::contiguous(&weight, [2]).unwrap(),
+        residual: Some(FloatViewMut::contiguous(&mut residual, [1, 1, 2]).unwrap()),
+        output: FloatViewMut::contiguous(&mut output, [1, 1, 2]).unwrap(),
+    };
+    rms_norm::reference(&rms_norm::Spec::new(config).unwrap(), operands).unwrap();
+    assert_eq!(residual, [3.000_244_1, 4.0]);
+    // 0.84857 and 1.13133, in steps of 2⁻⁸ and 2⁻⁷.
+    assert_eq!(output, bf16s([217.0 / 256.0, 145.0 / 128.0]));
 }
 
 #[test]

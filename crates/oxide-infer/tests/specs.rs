@@ -19,6 +19,7 @@ fn norm() -> rms_norm::Config {
     rms_norm::Config {
         dtype,
         weight_dtype: dtype,
+        output_dtype: dtype,
         hidden_size: 1536,
         epsilon: 1e-6,
         residual: Presence::Present,
@@ -70,6 +71,10 @@ fn norms_need_floats_a_row_and_an_epsilon() {
     says(
         new(rms_norm::Config { weight_dtype: DType::U8, ..norm() }),
         "normalization.rms_norm v1: weight_dtype must be f32, f16 or bf16, got u8",
+    );
+    says(
+        new(rms_norm::Config { output_dtype: i32, ..norm() }),
+        "normalization.rms_norm v1: output_dtype must be f32, f16 or bf16, got i32",
     );
     says(
         new(rms_norm::Config { hidden_size: 0, ..norm() }),
@@ -260,7 +265,7 @@ fn swiglu_and_sampling_need_elements() {
 fn specs_describe_themselves_in_one_line() {
     assert_eq!(
         rms_norm::Spec::new(norm()).unwrap().describe(),
-        "normalization.rms_norm v1 {dtype=bf16, weight_dtype=bf16, residual=present, hidden_size=1536}"
+        "normalization.rms_norm v1 {dtype=bf16, weight_dtype=bf16, output_dtype=bf16, residual=present, hidden_size=1536}"
     );
     assert_eq!(
         dense::Spec::new(linear()).unwrap().describe(),

@@ -41,7 +41,14 @@ fn rms_norm_gives_what_onnx_gives() {
     let (input, weight) = (scaled(4.0, fill(1, 42)), fill(2, 7));
     for (residual, expected) in [(Presence::Absent, "plain"), (Presence::Present, "with_residual")] {
         let dtype = DType::F32;
-        let config = rms_norm::Config { dtype, weight_dtype: dtype, hidden_size: 7, epsilon: 1e-5, residual };
+        let config = rms_norm::Config {
+            dtype,
+            weight_dtype: dtype,
+            output_dtype: dtype,
+            hidden_size: 7,
+            epsilon: 1e-5,
+            residual,
+        };
         let spec = rms_norm::Spec::new(config).unwrap();
         let (mut sum, mut output) = (fill(3, 42), vec![0.0; 42]);
         let operands = rms_norm::Operands {

@@ -18,7 +18,7 @@ def make(artifact: Artifact, shape: Shape) -> Case:
 
 def gather(artifact: Artifact, shape: Shape) -> Case:
     """Rows of a table."""
-    table = randn(shape["vocab_size"], shape["hidden_size"])
+    table = randn(shape["vocab_size"], shape["hidden_size"], dtype=DTYPES[artifact.variant["dtype"]])
     ids = randint(0, shape["vocab_size"], (shape["tokens"],))
     inputs, taken = {"ids": ids, "table": table}, ids
     if "slots" in artifact.operands:
@@ -33,8 +33,9 @@ def gather(artifact: Artifact, shape: Shape) -> Case:
 def norm(artifact: Artifact, shape: Shape) -> Case:
     """Rows of different sizes, with a residual or without."""
     dtype = DTYPES[artifact.variant["dtype"]]
+    weight_dtype = DTYPES[artifact.variant.get("output_dtype", artifact.variant["dtype"])]
     rows = (shape["tokens"], shape["heads"], shape["hidden_size"])
-    inputs = {"input": randn(*rows, dtype=dtype, scale=3.0), "weight": randn(shape["hidden_size"], dtype=dtype)}
+    inputs = {"input": randn(*rows, dtype=dtype, scale=3.0), "weight": randn(shape["hidden_size"], dtype=weight_dtype)}
     x, expected = inputs["input"].float(), {}
     if "residual" in artifact.operands:
         inputs["residual"] = randn(*rows, dtype=dtype, scale=0.5)
@@ -59,7 +60,7 @@ def product(artifact: Artifact, shape: Shape) -> Case:
         inputs["bias"] = randn(n)
         out = out + inputs["bias"].float()
     elif epilogue == "residual":
-        inputs["residual"] = randn(m, n)
+        inputs["residual"] = randn(m, n, dtype=DTYPES[artifact.variant["output_dtype"]])
         out = out + inputs["residual"].float()
     elif epilogue == "swiglu":
         out = torch.nn.functional.silu(out[:, :n]) * out[:, n:]

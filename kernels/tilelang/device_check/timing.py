@@ -332,16 +332,16 @@ def small_kernels(
         }
         for kernel, shape in shapes.items():
             for module in by_kernel(modules, kernel):
-                dtype, head_dim = module.artifact.variant.get("dtype", "bf16"), module.artifact.variant.get("head_dim")
+                dtype, head_dim = module.artifact.variant.get("dtype"), module.artifact.variant.get("head_dim")
                 domain = module.artifact.manifest["dimensions"].get("hidden_size", {"min": 0, "max": 2**31})
                 inside = domain["min"] <= shape.get("hidden_size", 0) <= domain["max"] or "hidden_size" not in shape
-                if deadline.passed() or dtype != "bf16" or head_dim not in (None, model.head_dim) or not inside:
+                if deadline.passed() or dtype == "f16" or head_dim not in (None, model.head_dim) or not inside:
                     continue
-                if "max_sequences" in module.artifact.manifest["dimensions"]:
-                    shape = {**shape, "max_sequences": SEQUENCES}
+                feeds = "max_sequences" in module.artifact.manifest["dimensions"]
+                wanted = {**shape, "max_sequences": SEQUENCES} if feeds else shape
                 beat(module.artifact.name)
-                case = inputs.make(module.artifact, shape)
-                times = time_artifact(module, shape, [case.inputs], case.attributes)
+                case = inputs.make(module.artifact, wanted)
+                times = time_artifact(module, wanted, [case.inputs], case.attributes)
                 yield {"what": kernel, "m": m, "ours": {module.artifact.name: times}}
 
 

@@ -214,6 +214,11 @@ impl<T: Element> Region<T> {
         self.len * size_of::<T>()
     }
 
+    /// Byte of its memory where it begins.
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
     /// The memory it lies in.
     pub fn memory(&self) -> &DeviceMemory {
         &self.memory

@@ -181,9 +181,9 @@ fn few_rows_are_sampled_by_clusters_and_many_by_a_block_each() {
 #[test]
 fn a_gather_takes_one_block_a_row() {
     let values = [("tokens", 11), ("vocab_size", 49_152), ("hidden_size", 576)];
-    let fed = artifact("gather.bf16.present.threads_128");
+    let fed = artifact("gather.bf16.f32.present.threads_128");
     assert_eq!(bytes(fed, "slots", &[values.as_slice(), &[("max_sequences", 4)]].concat()), 11 * 4);
-    let gather = artifact("gather.bf16.threads_128");
+    let gather = artifact("gather.f32.threads_128");
     assert_eq!(resolve(gather, &values)[0].grid, [11, 1, 1]);
     assert_eq!(gather.manifest().operand("status").unwrap().role, Role::Status);
 }
@@ -223,19 +223,22 @@ fn every_artifact_is_of_a_contract_that_there_is() {
 fn specs_of_a_model_select_one_artifact_at_every_batch_size() {
     for tokens in [1, 2, 8, 9, 16, 17, 32, 33, 64, 65, 256, 257, 4096] {
         for (hidden_size, out) in [(576, 960), (1536, 2048), (3584, 18_944), (4096, 6144)] {
-            let norm = rms_norm::Spec::new(rms_norm::Config {
-                dtype: DType::BF16,
-                weight_dtype: DType::BF16,
-                hidden_size,
-                epsilon: 1e-6,
-                residual: Presence::Present,
-            });
-            select(&norm.unwrap(), &[("tokens", tokens), ("heads", 1)], &[]);
+            for (dtype, residual) in [(DType::BF16, Presence::Present), (DType::F32, Presence::Absent)] {
+                let norm = rms_norm::Spec::new(rms_norm::Config {
+                    dtype,
+                    weight_dtype: DType::BF16,
+                    output_dtype: DType::BF16,
+                    hidden_size,
+                    epsilon: 1e-6,
+                    residual,
+                });
+                select(&norm.unwrap(), &[("tokens", tokens), ("heads", 1)], &[]);
+            }
             for (bias, residual, output) in [
                 (None, Presence::Absent, DType::BF16),
                 (None, Presence::Absent, DType::F32),
                 (Some(DType::BF16), Presence::Absent, DType::BF16),
-                (None, Presence::Present, DType::BF16),
+                (None, Presence::Present, DType::F32),
             ] {
                 for (n, k) in [(out, hidden_size), (hidden_size, out)] {
                     let weight = WeightFormat::Dense(DType::BF16);

@@ -9,6 +9,7 @@ fn norm() -> Request {
     Request::new("normalization.rms_norm", 1)
         .property("dtype", "bf16")
         .property("weight_dtype", "bf16")
+        .property("output_dtype", "bf16")
         .property("residual", "absent")
         .dimension("tokens", 3)
         .dimension("heads", 12)
@@ -87,6 +88,7 @@ fn every_dimension_must_be_known_and_in_its_domain() {
     let incomplete = Request::new("normalization.rms_norm", 1)
         .property("dtype", "bf16")
         .property("weight_dtype", "bf16")
+        .property("output_dtype", "bf16")
         .property("residual", "absent");
     assert!(matches!(misses(&incomplete)[..], [Miss::Domain { .. }]));
 }

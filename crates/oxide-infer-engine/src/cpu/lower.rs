@@ -228,6 +228,7 @@ fn rms_norm_spec(hidden_size: usize, epsilon: f32) -> Result<rms_norm::Spec, Spe
     rms_norm::Spec::new(rms_norm::Config {
         dtype: DType::F32,
         weight_dtype: DType::F32,
+        output_dtype: DType::F32,
         hidden_size,
         epsilon,
         residual: Presence::Absent,

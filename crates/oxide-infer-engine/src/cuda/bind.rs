@@ -127,7 +127,7 @@ impl Binder<'_> {
         let graph = match class {
             StepClass::Decode { rows } => {
                 // Every row of a decode step is sampled: the head reads the residual stream itself.
-                let hidden = self.buffers.activation(Activation::Hidden).clone();
+                let hidden = self.buffers.hidden()?;
                 self.head_norm(rows, &hidden, &mut operators)?;
                 self.logits(rows, &mut operators)?;
                 match self.decode_launch {
@@ -190,7 +190,7 @@ impl Binder<'_> {
             .region("slots", &slots)
             .region("last_tokens", &self.buffers.last_tokens)
             .region("table", &table)
-            .region("output", self.buffers.activation(Activation::Hidden))
+            .span("output", self.buffers.activation(Activation::Hidden)?)
             .status(self.status);
         self.bind(&self.requests.embed(class), operands, to)
     }
@@ -211,9 +211,9 @@ impl Binder<'_> {
             CudaOperator::RmsNorm(norm) => {
                 let weight = self.weight(norm.weight.id, norm.weight.len)?;
                 let operands = Operands::new()
-                    .region("input", buffers.activation(Activation::Hidden))
+                    .span("input", buffers.activation(Activation::Hidden)?)
                     .region("weight", &weight)
-                    .region("output", buffers.activation(Activation::Normed))
+                    .span("output", buffers.activation(Activation::Normed)?)
                     .attribute("epsilon", norm.eps);
                 self.bind(&request, operands, to)
             }
@@ -223,16 +223,16 @@ impl Binder<'_> {
                 let bias =
                     bias.as_ref().map(|bias| self.weight(bias[0].id, bias.iter().map(|part| part.len).sum()));
                 let bias = bias.transpose()?;
-                let output = buffers.activation(*output);
+                let output = buffers.activation(*output)?;
                 let mut operands = Operands::new()
-                    .region("input", buffers.activation(*input))
+                    .span("input", buffers.activation(*input)?)
                     .region("weight", &weight)
-                    .region("output", output);
+                    .span("output", output);
                 if let Some(bias) = &bias {
                     operands = operands.region("bias", bias);
                 }
                 if *residual == Residual::Present {
-                    operands = operands.region("residual", output);
+                    operands = operands.span("residual", output);
                 }
                 self.bind(&request, operands, to)
             }
@@ -240,9 +240,9 @@ impl Binder<'_> {
                 let elements = gate.rows * gate.cols + up.rows * up.cols;
                 let weight = self.weight(gate.id, elements)?;
                 let operands = Operands::new()
-                    .region("input", buffers.activation(Activation::Normed))
+                    .span("input", buffers.activation(Activation::Normed)?)
                     .region("weight", &weight)
-                    .region("output", buffers.activation(Activation::Activated));
+                    .span("output", buffers.activation(Activation::Activated)?);
                 self.bind(&request, operands, to)
             }
             CudaOperator::RopeAppend { head_norms } => {
@@ -270,12 +270,12 @@ impl Binder<'_> {
         let (buffers, tables) = (self.buffers, self.tables(layout)?);
         let [k_pages, v_pages] = buffers.layer(layer)?;
         let mut operands = Operands::new()
-            .region("qkv", buffers.activation(Activation::Projected))
+            .span("qkv", buffers.activation(Activation::Projected)?)
             .region("positions", &tables.positions)
             .region("query_start", &tables.query_start)
             .region("block_table", &tables.block_table)
             .region("rotations", &buffers.rotations)
-            .region("q_out", buffers.activation(Activation::Rotated))
+            .span("q_out", buffers.activation(Activation::Rotated)?)
             .region("k_pages", &k_pages)
             .region("v_pages", &v_pages)
             .status(self.status);
@@ -298,12 +298,12 @@ impl Binder<'_> {
         let [k_pages, v_pages] = buffers.layer(layer)?;
         let scale = (1.0 / (self.requests.config.head_dim as f64).sqrt()) as f32;
         let mut operands = Operands::new()
-            .region("q", buffers.activation(Activation::Rotated))
+            .span("q", buffers.activation(Activation::Rotated)?)
             .region("k_pages", &k_pages)
             .region("v_pages", &v_pages)
             .region("block_table", &tables.block_table)
             .region("kv_len", &tables.kv_len)
-            .region("output", buffers.activation(Activation::Attention))
+            .span("output", buffers.activation(Activation::Attention)?)
             .attribute("scale", scale)
             .status(self.status);
         if let StepClass::Mixed { .. } = class {
@@ -316,18 +316,13 @@ impl Binder<'_> {
         let ids = self.words::<u32>(&self.buffers.head_inputs, &inputs.rows)?;
         let operands = Operands::new()
             .region("ids", &ids)
-            .region("table", self.buffers.activation(Activation::Hidden))
+            .span("table", self.buffers.activation(Activation::Hidden)?)
             .region("output", &self.buffers.picked)
             .status(self.status);
         self.bind(&self.requests.head(HeadOperator::Pick, rows), operands, to)
     }
 
-    fn head_norm(
-        &mut self,
-        rows: usize,
-        input: &Region<bf16>,
-        to: &mut Sequence,
-    ) -> Result<(), PrepareError> {
+    fn head_norm(&mut self, rows: usize, input: &Region<f32>, to: &mut Sequence) -> Result<(), PrepareError> {
         let Norm { weight, eps } = self.requests.model.head.norm;
         let weight = self.weight(weight.id, weight.len)?;
         let operands = Operands::new()

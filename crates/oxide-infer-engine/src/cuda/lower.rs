@@ -1,6 +1,7 @@
 //! From the decoder's operators to those that artifacts compute.
 
 use crate::model::{Buffer, DenseDecoder, Matrix, ModelConfig, Operator, Vector, Write};
+use oxide_infer::DType;
 use std::num::NonZeroU32;
 
 /// A model's operators as artifacts compute them.
@@ -69,9 +70,10 @@ pub(super) enum Residual {
     Present,
 }
 
-/// Where operators read and write: `[tokens, width]` in bf16.
+/// Where operators read and write: `[tokens, width]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Activation {
+    /// The residual stream, in f32: in bf16 its roundings would be most of a step's error.
     Hidden,
     Normed,
     /// Query, key and value heads.
@@ -84,6 +86,14 @@ pub(super) enum Activation {
 impl Activation {
     pub(super) const ALL: [Self; 6] =
         [Self::Hidden, Self::Normed, Self::Projected, Self::Rotated, Self::Attention, Self::Activated];
+
+    /// Type of its elements.
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Self::Hidden => DType::F32,
+            _ => DType::BF16,
+        }
+    }
 
     /// Elements of a token.
     pub(super) fn width(self, config: &ModelConfig) -> usize {

@@ -22,6 +22,7 @@ pub(super) fn page_bytes(config: &ModelConfig) -> u64 {
 /// Elements of everything but weights and pages.
 #[derive(Clone, Debug)]
 pub(super) struct MemorySizes {
+    /// In bytes: they differ in type.
     activations: [usize; Activation::ALL.len()],
     head_hidden: usize,
     logits: usize,
@@ -40,9 +41,10 @@ pub(super) struct MemorySizes {
 /// The memory of an executor.
 pub(super) struct DeviceBuffers {
     pub(super) weights: DeviceMemory,
-    activations: [Region<bf16>; Activation::ALL.len()],
-    /// `[rows, hidden_size]`, twice: picked, and normalized.
-    pub(super) picked: Region<bf16>,
+    activations: [Region<u8>; Activation::ALL.len()],
+    /// `[rows, hidden_size]`, rows of the residual stream.
+    pub(super) picked: Region<f32>,
+    /// `[rows, hidden_size]`
     pub(super) head_normed: Region<bf16>,
     /// `[rows, vocab_size]`
     pub(super) logits: Region<f32>,
@@ -114,7 +116,8 @@ impl MemorySizes {
         let rows = sizes.classes.head.last().copied().unwrap_or(1);
         let body = sizes.classes.steps().map(|class| BodyLayout::new(class, sizes.max_pages()).words());
         Self {
-            activations: Activation::ALL.map(|activation| tokens * activation.width(config)),
+            activations: Activation::ALL
+                .map(|activation| tokens * activation.width(config) * activation.dtype().size()),
             head_hidden: rows * config.hidden_size,
             logits: rows * config.vocab_size,
             workspace,
@@ -132,8 +135,8 @@ impl MemorySizes {
 
     /// Bytes of every part, in the order of [`DeviceBuffers`]' fields between weights and pools.
     fn parts(&self) -> Vec<usize> {
-        let mut parts: Vec<_> = self.activations.iter().map(|elements| elements * 2).collect();
-        parts.extend([self.head_hidden * 2, self.head_hidden * 2, self.logits * 4, self.workspace]);
+        let mut parts = self.activations.to_vec();
+        parts.extend([self.head_hidden * 4, self.head_hidden * 2, self.logits * 4, self.workspace]);
         let words = [
             self.rotations,
             self.history,
@@ -189,7 +192,7 @@ impl DeviceBuffers {
         (pool, page): (usize, usize),
     ) -> Self {
         let mut cutter = Cutter { memory: working, offset: 0 };
-        let activations = sizes.activations.map(|elements| cutter.region(elements));
+        let activations = sizes.activations.map(|bytes| cutter.region(bytes));
         Self {
             weights,
             activations,
@@ -225,8 +228,15 @@ impl DeviceBuffers {
         scope.fill(&self.adjust_values, 0)
     }
 
-    pub(super) fn activation(&self, activation: Activation) -> &Region<bf16> {
-        &self.activations[activation as usize]
+    /// All of an activation.
+    pub(super) fn activation(&self, activation: Activation) -> Result<Span<'_>, RegionError> {
+        let region = &self.activations[activation as usize];
+        region.memory().span(region.offset(), region.bytes(), activation.dtype())
+    }
+
+    /// The residual stream, which the head reads.
+    pub(super) fn hidden(&self) -> Result<Region<f32>, RegionError> {
+        self.activations[Activation::Hidden as usize].cast()
     }
 
     /// The K pool and the V pool of a layer.

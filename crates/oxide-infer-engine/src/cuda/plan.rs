@@ -8,6 +8,7 @@ use super::lower::{Activation, CudaModel, CudaOperator, HeadNorms, Residual};
 use super::memory::PAGE_SIZE;
 use super::options::CudaOptions;
 use crate::model::{DenseDecoder, Matrix, ModelConfig};
+use oxide_infer::DType;
 use oxide_infer_cuda::artifact::{Registry, Request, SelectError};
 use oxide_infer_cuda::runtime::{Loader, OperatorPlan, PlanError, Workspace};
 use std::collections::{BTreeMap, HashMap};
@@ -127,7 +128,8 @@ fn with(request: Request, properties: &[(&str, &str)], dimensions: &[(&str, usiz
 impl Requests<'_> {
     /// Token ids, of the host or sampled last, to the residual stream.
     pub(super) fn embed(&self, class: StepClass) -> Request {
-        let properties = [("table", "bf16"), ("output", "bf16"), ("feedback", "present")];
+        let output = Activation::Hidden.dtype().name();
+        let properties = [("table", "bf16"), ("output", output), ("feedback", "present")];
         let dimensions = [
             ("tokens", class.tokens()),
             ("vocab_size", self.config.vocab_size),
@@ -142,16 +144,17 @@ impl Requests<'_> {
         let tokens = class.tokens();
         Some(match operator {
             CudaOperator::RmsNorm(norm) => norm_request(tokens, norm.weight.len),
-            CudaOperator::Dense { weights, bias, residual, .. } => {
+            CudaOperator::Dense { weights, bias, residual, output, .. } => {
                 let bias = bias.as_ref().map_or("absent", |_| "bf16");
                 let residual = match residual {
                     Residual::Absent => "absent",
                     Residual::Present => "present",
                 };
-                dense_request(tokens, weights, "bf16", &[("bias", bias), ("residual", residual)])
+                let epilogue = [("bias", bias), ("residual", residual)];
+                dense_request(tokens, weights, output.dtype(), &epilogue)
             }
             CudaOperator::DenseSwiGlu { gate, .. } => {
-                dense_request(tokens, &[*gate], "bf16", &[("activation", "swiglu")])
+                dense_request(tokens, &[*gate], DType::BF16, &[("activation", "swiglu")])
             }
             CudaOperator::RopeAppend { head_norms } => self.rope_append(class, head_norms.as_ref()),
             CudaOperator::Attention { window } => {
@@ -236,12 +239,13 @@ impl Requests<'_> {
                     ("vocab_size", self.sizes.max_tokens()),
                     ("hidden_size", self.config.hidden_size),
                 ];
-                with(request("embedding.gather"), &[("table", "bf16"), ("output", "bf16")], &dimensions)
+                let dtype = Activation::Hidden.dtype().name();
+                with(request("embedding.gather"), &[("table", dtype), ("output", dtype)], &dimensions)
             }
             HeadOperator::Norm => norm_request(rows, self.config.hidden_size),
             HeadOperator::Logits => {
                 let properties = [("bias", "absent"), ("residual", "absent")];
-                dense_request(rows, &[self.model.head.output], "f32", &properties)
+                dense_request(rows, &[self.model.head.output], DType::F32, &properties)
             }
             HeadOperator::Greedy => with(
                 request("sampling.sample"),
@@ -333,19 +337,19 @@ fn workspace_bytes(registry: &Registry, request: &Request) -> Result<usize, Stri
 pub(super) const WORKSPACE_ALIGNMENT: usize = 256;
 
 fn norm_request(tokens: usize, hidden_size: usize) -> Request {
-    let properties = [("dtype", "bf16"), ("weight_dtype", "bf16"), ("residual", "absent")];
+    let properties = [
+        ("dtype", Activation::Hidden.dtype().name()),
+        ("weight_dtype", "bf16"),
+        ("output_dtype", Activation::Normed.dtype().name()),
+        ("residual", "absent"),
+    ];
     let dimensions = [("tokens", tokens), ("heads", 1), ("hidden_size", hidden_size)];
     with(request("normalization.rms_norm"), &properties, &dimensions)
 }
 
-fn dense_request(
-    tokens: usize,
-    weights: &[Matrix],
-    output: &'static str,
-    epilogue: &[(&str, &str)],
-) -> Request {
+fn dense_request(tokens: usize, weights: &[Matrix], output: DType, epilogue: &[(&str, &str)]) -> Request {
     let (n, k) = (weights.iter().map(|weight| weight.rows).sum(), weights[0].cols);
-    let properties = [("input", "bf16"), ("weight", "bf16"), ("output", output)];
+    let properties = [("input", "bf16"), ("weight", "bf16"), ("output", output.name())];
     let plain = with(request("gemm.dense"), &properties, &[("m", tokens), ("n", n), ("k", k)]);
     with(plain, epilogue, &[])
 }

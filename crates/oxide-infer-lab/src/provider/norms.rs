@@ -43,6 +43,7 @@ fn normed(heads: &FloatView<'_, 3>, weight: &[bf16]) -> Result<Vec<bf16>, Refusa
     let config = rms_norm::Config {
         dtype: DType::BF16,
         weight_dtype: DType::BF16,
+        output_dtype: DType::BF16,
         hidden_size: head_dim,
         epsilon: EPSILON,
         residual: Presence::Absent,

@@ -13,10 +13,12 @@ use crate::{Contract, DType, FloatView, FloatViewMut, OperandError, Presence, Sp
 /// The fields of a [`Spec`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// Element type of input, residual and output.
+    /// Element type of input and residual.
     pub dtype: DType,
     /// Element type of the weight.
     pub weight_dtype: DType,
+    /// Element type of the output: a residual stream in `f32` is normalized for products in `bf16`.
+    pub output_dtype: DType,
     /// Elements that are normalized together.
     pub hidden_size: usize,
     /// Added to the mean square.
@@ -36,6 +38,7 @@ impl Spec {
         let contract = Contract::RMS_NORM;
         check::float_dtype(contract, "dtype", config.dtype)?;
         check::float_dtype(contract, "weight_dtype", config.weight_dtype)?;
+        check::float_dtype(contract, "output_dtype", config.output_dtype)?;
         check::at_least_one(contract, "hidden_size", config.hidden_size)?;
         check::positive(contract, "epsilon", config.epsilon.into())?;
         Ok(Self(config))
@@ -54,6 +57,7 @@ impl crate::Spec for Spec {
         vec![
             ("dtype", self.0.dtype.name()),
             ("weight_dtype", self.0.weight_dtype.name()),
+            ("output_dtype", self.0.output_dtype.name()),
             ("residual", self.0.residual.name()),
         ]
     }
@@ -94,7 +98,8 @@ impl Operands<'_> {
         {
             check::float(contract, "residual", rows, residual.kind())?;
         }
-        check::float(contract, "output", rows, self.output.kind())
+        let output = (config.output_dtype, [tokens, heads, config.hidden_size]);
+        check::float(contract, "output", output, self.output.kind())
     }
 }
 

@@ -6,13 +6,16 @@ from oxide_tile.definition import UNLIMITED, Definition, Domain, Tensor
 from oxide_tile.families.common import I32, INDEX_OUT_OF_RANGE, STATUS, TILE_DTYPES, U32, part, report, vector_lanes
 
 
-def gather(dtype: str, threads: int, feedback: str = "absent") -> Definition:
+def gather(dtype: str, threads: int, output_dtype: str | None = None, feedback: str = "absent") -> Definition:
     """`output[t] = table[ids[t]]`; a row whose index is outside the table becomes zeros and is reported.
 
+    The output is of the table's type if no other is given.
     With `feedback` "present" the id of a token whose slot is not negative is `last_tokens[slots[t]]`: what that
     sequence sampled last, which the host has not seen yet. A slot outside `last_tokens` is reported like a bad id.
     """
     tile, lanes = TILE_DTYPES[dtype], vector_lanes(dtype)
+    output_dtype = output_dtype or dtype
+    out_tile = TILE_DTYPES[output_dtype]
     feeds = feedback == "present"
     tokens, vocab_size, row_vectors = T.dynamic("tokens"), T.dynamic("vocab_size"), T.dynamic("row_vectors")
     max_sequences = T.dynamic("max_sequences")
@@ -23,7 +26,7 @@ def gather(dtype: str, threads: int, feedback: str = "absent") -> Definition:
         slots: T.Tensor((tokens,), I32),
         last_tokens: T.Tensor((max_sequences,), U32),
         table: T.Tensor((vocab_size, row_vectors, lanes), tile),
-        output: T.Tensor((tokens, row_vectors, lanes), tile),
+        output: T.Tensor((tokens, row_vectors, lanes), out_tile),
         status: T.Tensor((1,), I32),
     ):
         with T.Kernel(tokens, threads=threads) as token:
@@ -43,12 +46,12 @@ def gather(dtype: str, threads: int, feedback: str = "absent") -> Definition:
                 i = step * threads + thread
                 if i < row_vectors:
                     for j in T.vectorized(lanes):
-                        output[token, i, j] = T.if_then_else(known, table[row, i, j], T.cast(0, tile))
+                        output[token, i, j] = T.cast(T.if_then_else(known, table[row, i, j], T.cast(0, tile)), out_tile)
 
     return Definition(
         contract="embedding.gather",
         function=function,
-        properties={"table": dtype, "output": dtype, **({"feedback": feedback} if feeds else {})},
+        properties={"table": dtype, "output": output_dtype, **({"feedback": feedback} if feeds else {})},
         dimensions={
             "tokens": Domain(),
             "vocab_size": Domain(),

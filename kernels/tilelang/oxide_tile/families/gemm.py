@@ -33,7 +33,8 @@ def dense(
     tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
     gated = epilogue == "swiglu"
     columns = block_n // 2 if gated else block_n
-    through_shared = output_dtype == dtype
+    # Whole rows are stored from shared memory; only logits, of which there are few rows, are stored from registers.
+    through_shared = output_dtype == dtype or epilogue == "residual"
     m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
 
     @T.prim_func
@@ -41,7 +42,7 @@ def dense(
         input: T.Tensor((m, k), tile),
         weight: T.Tensor((n * 2 if gated else n, k), tile),
         bias: T.Tensor((n,), tile),
-        residual: T.Tensor((m, n), tile),
+        residual: T.Tensor((m, n), out_tile),
         output: T.Tensor((m, n), out_tile),
     ):
         with T.Kernel(T.ceildiv(n, columns), T.ceildiv(m, block_m), threads=threads) as (column, row):
@@ -109,7 +110,7 @@ def dense_small(
         input: T.Tensor((m, k), tile),
         weight: T.Tensor((n * 2 if gated else n, k), tile),
         bias: T.Tensor((n,), tile),
-        residual: T.Tensor((m, n), tile),
+        residual: T.Tensor((m, n), out_tile),
         output: T.Tensor((m, n), out_tile),
     ):
         with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (column, row):
@@ -173,7 +174,7 @@ def dense_split_k(
         input: T.Tensor((m, k), tile),
         weight: T.Tensor((n, k), tile),
         bias: T.Tensor((n,), tile),
-        residual: T.Tensor((m, n), tile),
+        residual: T.Tensor((m, n), out_tile),
         partial: T.Tensor((splits, m, n), F32),
         output: T.Tensor((m, n), out_tile),
     ):

@@ -11,17 +11,21 @@ from oxide_tile.expr import Name
 from oxide_tile.families.common import F32, TILE_DTYPES, overlap_predecessor, part, vector_lanes
 
 
-def rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
-    """`output = input / sqrt(mean(input^2) + epsilon) * weight`, each row on its own."""
-    tile, lanes = TILE_DTYPES[dtype], vector_lanes(dtype)
+def rms_norm(dtype: str, threads: int, capacity: int, output_dtype: str | None = None) -> Definition:
+    """`output = input / sqrt(mean(input^2) + epsilon) * weight`, each row on its own.
+
+    Weight and output are of the input's type if no other is given.
+    """
+    output_dtype = output_dtype or dtype
+    tile, out_tile, lanes = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype], vector_lanes(dtype)
     slots = capacity // lanes
     rows, vectors_of_row = T.dynamic("rows"), T.dynamic("vectors_of_row")
 
     @T.prim_func
     def function(
         input: T.Tensor((rows, vectors_of_row, lanes), tile),
-        weight: T.Tensor((vectors_of_row, lanes), tile),
-        output: T.Tensor((rows, vectors_of_row, lanes), tile),
+        weight: T.Tensor((vectors_of_row, lanes), out_tile),
+        output: T.Tensor((rows, vectors_of_row, lanes), out_tile),
         epsilon: T.float32,
     ):
         with T.Kernel(rows, threads=threads) as row:
@@ -32,9 +36,9 @@ def rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
             scale = inverse_rms(value, vectors_of_row * lanes, epsilon, slots, lanes)
             for i, j in T.Parallel(slots, lanes):
                 if i < vectors_of_row:
-                    output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
+                    output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), out_tile)
 
-    return definition(function, dtype, "absent", capacity)
+    return definition(function, dtype, output_dtype, "absent", capacity)
 
 
 def add_rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
@@ -71,7 +75,7 @@ def add_rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
                 if i < vectors_of_row:
                     output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
 
-    return definition(function, dtype, "present", capacity)
+    return definition(function, dtype, dtype, "present", capacity)
 
 
 @T.macro
@@ -88,14 +92,19 @@ def inverse_rms(value, count, epsilon, slots, lanes):
     return scale
 
 
-def definition(function: object, dtype: str, residual: str, capacity: int) -> Definition:
+def definition(function: object, dtype: str, output_dtype: str, residual: str, capacity: int) -> Definition:
     """What both kernels have in common. The contract's rows are the heads of tokens; a layer's norm has one head."""
     lanes = vector_lanes(dtype)
     rows = ("tokens", "heads", "hidden_size")
     return Definition(
         contract="normalization.rms_norm",
         function=function,
-        properties={"dtype": dtype, "weight_dtype": dtype, "residual": residual},
+        properties={
+            "dtype": dtype,
+            "weight_dtype": output_dtype,
+            "output_dtype": output_dtype,
+            "residual": residual,
+        },
         dimensions={"tokens": Domain(), "heads": Domain(), "hidden_size": Domain(lanes, capacity, lanes)},
         operands={
             "input": Tensor(rows),

@@ -13,6 +13,7 @@ fn rms_norm() -> Request {
     Request::new("normalization.rms_norm", 1)
         .property("dtype", "bf16")
         .property("weight_dtype", "bf16")
+        .property("output_dtype", "bf16")
         .property("residual", "present")
         .dimension("tokens", ROWS as u64)
         .dimension("heads", 1)

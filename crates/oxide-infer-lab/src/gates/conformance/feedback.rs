@@ -32,17 +32,17 @@ pub(super) fn run(mut bench: Bench, artifact: &Artifact) -> Result<Found> {
 /// Rows of a table whose elements name their row; one whose slot is not there is zeros.
 fn case(bench: &mut Bench, artifact: &Artifact, slots: [i32; 3], bad: Option<u32>) -> Result<()> {
     let ids = [1_u32, 2, 3];
-    let row = |id: usize| [bf16::from_f32(1.0 + id as f32); HIDDEN];
-    let table: Vec<bf16> = (0..VOCABULARY).flat_map(row).collect();
+    let row = |id: usize| [1.0 + id as f32; HIDDEN];
+    let table: Vec<bf16> = (0..VOCABULARY).flat_map(row).map(bf16::from_f32).collect();
     let want = (0..ids.len()).flat_map(|token| match usize::try_from(slots[token]) {
         Err(_) => row(ids[token] as usize),
-        Ok(slot) => LAST_TOKENS.get(slot).map_or([bf16::ZERO; HIDDEN], |&id| row(id as usize)),
+        Ok(slot) => LAST_TOKENS.get(slot).map_or([0.0; HIDDEN], |&id| row(id as usize)),
     });
-    let want: Vec<bf16> = want.collect();
-    let mut output = vec![bf16::NAN; want.len()];
+    let want: Vec<f32> = want.collect();
+    let mut output = vec![f32::NAN; want.len()];
     let request = Request::new("embedding.gather", 1)
         .property("table", "bf16")
-        .property("output", "bf16")
+        .property("output", "f32")
         .property("feedback", "present")
         .dimension("tokens", ids.len() as u64)
         .dimension("vocab_size", VOCABULARY as u64)

@@ -108,8 +108,8 @@ fn an_artifact_that_does_what_is_documented_passes() {
         "sample.single",
         "log_probabilities.single",
         "record_history.threads_128",
-        "gather.bf16.threads_128",
-        "gather.bf16.present.threads_128",
+        "gather.f32.threads_128",
+        "gather.bf16.f32.present.threads_128",
         "rope_append.bf16.64.absent.threads_128",
         "rope_append.bf16.128.present.threads_128",
     ] {
@@ -128,7 +128,7 @@ fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
         ("argmax.chunk_4096", emulated::with_a_token_for_padding, "should be 0"),
         ("argmax.chunk_4096", emulated::with_no_row_status, "row_status["),
         ("log_probabilities.single", emulated::with_no_row_status, "row_status["),
-        ("gather.bf16.present.threads_128", emulated::with_a_silent_fault, "the device should report"),
+        ("gather.bf16.f32.present.threads_128", emulated::with_a_silent_fault, "the device should report"),
         ("record_history.threads_128", emulated::with_a_silent_fault, "the device should report"),
     ] {
         let failures = found(name, wrong).failures;

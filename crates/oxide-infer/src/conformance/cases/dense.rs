@@ -59,7 +59,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
         for (output, bias, residual) in [
             (DType::BF16, None, Presence::Absent),
             (DType::BF16, Some(DType::BF16), Presence::Absent),
-            (DType::BF16, None, Presence::Present),
+            (DType::F32, None, Presence::Present),
             (DType::F32, None, Presence::Absent),
         ] {
             let made = Config { output, bias, residual, ..config(DType::BF16, size) };

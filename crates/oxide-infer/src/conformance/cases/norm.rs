@@ -16,7 +16,7 @@ pub(super) fn run(suite: &mut Suite<'_>) {
             (Presence::Present, Spacing::Dense),
             (Presence::Present, Spacing::Spread),
         ] {
-            case(suite, dtype, dtype, shape, residual, spacing);
+            case(suite, [dtype; 3], shape, residual, spacing);
         }
     }
     // Sizes of models and around them, and batches up to 256.
@@ -36,27 +36,30 @@ pub(super) fn run(suite: &mut Suite<'_>) {
     ];
     for (dtype, shape) in DTYPES.into_iter().flat_map(|dtype| models.map(|shape| (dtype, shape))) {
         for residual in [Presence::Absent, Presence::Present] {
-            case(suite, dtype, dtype, shape, residual, Spacing::Dense);
+            case(suite, [dtype; 3], shape, residual, Spacing::Dense);
         }
     }
-    case(suite, DType::BF16, DType::F32, [4, 1, 96], Presence::Present, Spacing::Dense);
-    case(suite, DType::F32, DType::F16, [4, 1, 96], Presence::Absent, Spacing::Gapped);
+    let (f32, f16, bf16) = (DType::F32, DType::F16, DType::BF16);
+    case(suite, [bf16, f32, bf16], [4, 1, 96], Presence::Present, Spacing::Dense);
+    case(suite, [f32, f16, f32], [4, 1, 96], Presence::Absent, Spacing::Gapped);
+    // A residual stream in f32 that products in bf16 read.
+    for shape in models {
+        case(suite, [f32, bf16, bf16], shape, Presence::Absent, Spacing::Dense);
+    }
+    case(suite, [f32, bf16, bf16], [4, 1, 96], Presence::Present, Spacing::Dense);
     refusals(suite);
 }
 
-fn spec(dtype: DType, weight_dtype: DType, hidden_size: usize, residual: Presence) -> Spec {
-    Spec::new(Config { dtype, weight_dtype, hidden_size, epsilon: 1e-5, residual }).expect("a valid spec")
+fn spec(dtypes: [DType; 3], hidden_size: usize, residual: Presence) -> Spec {
+    let [dtype, weight_dtype, output_dtype] = dtypes;
+    let config = Config { dtype, weight_dtype, output_dtype, hidden_size, epsilon: 1e-5, residual };
+    Spec::new(config).expect("a valid spec")
 }
 
-fn case(
-    suite: &mut Suite<'_>,
-    dtype: DType,
-    weight_dtype: DType,
-    shape: [usize; 3],
-    residual: Presence,
-    spacing: Spacing,
-) {
-    let spec = spec(dtype, weight_dtype, shape[2], residual);
+/// Element types of input, weight and output.
+fn case(suite: &mut Suite<'_>, dtypes: [DType; 3], shape: [usize; 3], residual: Presence, spacing: Spacing) {
+    let [dtype, weight_dtype, output_dtype] = dtypes;
+    let spec = spec(dtypes, shape[2], residual);
     let mut numbers = Numbers::new(1);
     let layout = spacing.layout(shape);
     // With no residual also rows so small that epsilon decides.
@@ -65,8 +68,8 @@ fn case(
     let weight = Floats::random(&mut numbers, weight_dtype, Spacing::Dense.layout([shape[2]]), 1.0);
     let given = Floats::random(&mut numbers, dtype, layout, 2.0);
     let name = format!("{} {shape:?} {spacing:?}", spec.describe());
-    suite.case(CONTRACT, named("", name), Tolerance::of(dtype), |operators: &mut dyn Operators| {
-        let (mut residual, mut output) = (given.clone(), Floats::poisoned(dtype, layout));
+    suite.case(CONTRACT, named("", name), Tolerance::of(output_dtype), |operators: &mut dyn Operators| {
+        let (mut residual, mut output) = (given.clone(), Floats::poisoned(output_dtype, layout));
         let has_residual = spec.config().residual == Presence::Present;
         let operands = Operands {
             input: input.view(),
@@ -106,7 +109,7 @@ fn refusals(suite: &mut Suite<'_>) {
         } else {
             Presence::Present
         };
-        let spec = spec(good, good, 64, wants);
+        let spec = spec([good; 3], 64, wants);
         let mut numbers = Numbers::new(2);
         let input = Floats::random(&mut numbers, input.0, dense(input.1), 1.0);
         let weight = Floats::random(&mut numbers, weight.0, Spacing::Dense.layout(weight.1), 1.0);

@@ -74,21 +74,23 @@ pub(super) fn run_gather(suite: &mut Suite<'_>) {
             gather_case(suite, config, case, "");
         }
     }
-    // As models have it: `bf16`, rows of every size, batches up to 256.
-    for (tokens, hidden_size) in [(1, 8), (256, 64), (33, 576), (5, 1536), (17, 2056), (2, 8192)] {
+    // As models have it, rows of every size, batches up to 256: embeddings to a residual stream, and rows of that.
+    for (dtype, (tokens, hidden_size)) in [DType::BF16, DType::F32].into_iter().flat_map(|dtype| {
+        [(1, 8), (256, 64), (33, 576), (5, 1536), (17, 2056), (2, 8192)].map(|shape| (dtype, shape))
+    }) {
         let ids: Vec<u32> = (0..tokens as u32).map(|token| (token * 7 + 3) % VOCABULARY as u32).collect();
-        let (table, output) = (WeightFormat::Dense(DType::BF16), DType::BF16);
+        let (table, output) = (WeightFormat::Dense(dtype), DType::F32);
         let shape = [tokens, hidden_size];
         let case = GatherCase { ids: &ids, table, output, shape, spacing: Spacing::Dense };
         gather_case(suite, gather::Config { table, output, hidden_size }, case, "");
     }
-    for dtype in [DType::F32, DType::BF16] {
-        gather_refusals(suite, dtype);
+    for (table, output) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)] {
+        gather_refusals(suite, table, output);
     }
 }
 
-fn gather_refusals(suite: &mut Suite<'_>, dtype: DType) {
-    let (table, output) = (WeightFormat::Dense(dtype), dtype);
+fn gather_refusals(suite: &mut Suite<'_>, table: DType, output: DType) {
+    let table = WeightFormat::Dense(table);
     let config = || gather::Config { table, output, hidden_size: 8 };
     let good = GatherCase { ids: &[1, 2, 10], table, output, shape: [3, 8], spacing: Spacing::Dense };
     for (what, case) in [

@@ -24,7 +24,14 @@ pub(super) fn documented(
         manifest.properties.get(property).is_some_and(|found| found.to_string() == value)
     };
     match manifest.contract.as_str() {
-        "embedding.gather" => return gather(memory, dimensions),
+        "embedding.gather" if has("table", "bf16") => {
+            let table = list::<bf16>(memory, "table").into_iter().map(bf16::to_f32).collect();
+            return gather(memory, dimensions, table);
+        }
+        "embedding.gather" => {
+            let table = list(memory, "table");
+            return gather(memory, dimensions, table);
+        }
         "sampling.record_history" => return record_history(memory, dimensions),
         "kv_cache.rope_append" => return rope_append(memory, dimensions, has("qk_norm", "present")),
         "sampling.sample" => sample(memory, dimensions),
@@ -88,9 +95,9 @@ fn put<T: bytemuck::Pod>(memory: &mut Memory, name: &str, values: &[T]) {
     memory.insert(name.to_owned(), bytemuck::cast_slice(values).to_vec());
 }
 
-fn gather(memory: &mut Memory, dimensions: &Dimensions) -> Option<DeviceStatus> {
+fn gather(memory: &mut Memory, dimensions: &Dimensions, table: Vec<f32>) -> Option<DeviceStatus> {
     let (vocab_size, hidden) = (dimensions["vocab_size"] as u32, dimensions["hidden_size"] as usize);
-    let (mut ids, table) = (list::<u32>(memory, "ids"), list::<u16>(memory, "table"));
+    let mut ids = list::<u32>(memory, "ids");
     if memory.contains_key("slots") {
         let (slots, last) = (list::<i32>(memory, "slots"), list::<u32>(memory, "last_tokens"));
         for (id, slot) in ids.iter_mut().zip(slots).filter(|(_, slot)| *slot >= 0) {
@@ -99,9 +106,9 @@ fn gather(memory: &mut Memory, dimensions: &Dimensions) -> Option<DeviceStatus> 
     }
     let row = |&id: &u32| match id < vocab_size {
         true => table[id as usize * hidden..][..hidden].to_vec(),
-        false => vec![0; hidden],
+        false => vec![0.0; hidden],
     };
-    let output: Vec<u16> = ids.iter().flat_map(row).collect();
+    let output: Vec<f32> = ids.iter().flat_map(row).collect();
     put(memory, "output", &output);
     let bad = ids.iter().position(|&id| id >= vocab_size)?;
     Some(DeviceStatus::IndexOutOfRange { index: bad as u32 })
