@@ -136,12 +136,15 @@ def dense_small(
                     T.copy(weight[column * block_n, step * block_k], weight_tile)
                     T.copy(input[row * block_m, step * block_k], input_tile)
                     T.gemm(weight_tile, input_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
+            if epilogue == "residual":
+                # All of it before the first store, which may be to the same memory and would hold up the next load.
+                for i, j in T.Parallel(block_n, block_m):
+                    if row * block_m + j < m and column * block_n + i < n:
+                        sum_[i, j] += T.cast(residual[row * block_m + j, column * block_n + i], F32)
             for i, j in T.Parallel(block_n, block_m):
                 if row * block_m + j < m and column * block_n + i < n:
                     if epilogue == "bias":
                         sum_[i, j] += T.cast(bias[column * block_n + i], F32)
-                    if epilogue == "residual":
-                        sum_[i, j] += T.cast(residual[row * block_m + j, column * block_n + i], F32)
                     output[row * block_m + j, column * block_n + i] = T.cast(sum_[i, j], out_tile)
 
     return definition(function, dtype, output_dtype, epilogue)
