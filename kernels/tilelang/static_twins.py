@@ -50,7 +50,7 @@ def twins(profile: Profile) -> list[Twin]:
     found = {}
     for (epilogue, n, k), m in ((product, m) for product in PRODUCTS for m in ROWS):
         job = product_job(profile, epilogue, {"m": m, "n": n, "k": k})
-        twin = Twin(job, {"n": n, "k": k}, {"n": n, "k": k})
+        twin = Twin(job, {"n": n, "k": k}, {"n": n, "k": k, "vectors_of_row": n // vector_lanes("bf16")})
         found[twin.name] = twin
     for job in profile.jobs:
         if job.family == "normalization" and job.variant["dtype"] != "f16" and job.algorithm == "up_to_2k":
@@ -66,7 +66,9 @@ def twins(profile: Profile) -> list[Twin]:
 
 def product_job(profile: Profile, epilogue: str, shape: Mapping[str, int]) -> Job:
     """The artifact that serves a product with an epilogue, of which the profile has one type."""
-    jobs = [job for job in profile.jobs if job.family == "gemm" and job.variant["epilogue"] == epilogue]
+    jobs = [
+        job for job in profile.jobs if job.family in ("gemm", "prefill_gemm") and job.variant["epilogue"] == epilogue
+    ]
     properties = build.define(jobs[0]).properties
     (rule,) = (rule for rule in profile.rules if matches(rule, "gemm.dense", properties, shape))
     compared = [job for job in jobs if rule.choice.costs and job.algorithm in rule.choice.costs]

@@ -71,7 +71,7 @@ def operands(pair: Pair) -> tuple[dict[str, int], list[dict[str, torch.Tensor]],
     """The shape as it is run, sets of operands, and the numbers given by value."""
     artifact, shape = pair.symbolic, pair.shape
     family = artifact.kernel.partition(".")[0]
-    if family == "gemm":
+    if artifact.manifest["contract"] == "gemm.dense":
         return shape, timing.product_operands(artifact, shape), {}
     if family == "normalization":
         made = inputs.make(artifact, shape)

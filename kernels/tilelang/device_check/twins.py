@@ -43,7 +43,7 @@ def shapes(symbolic: Artifact, twin: Artifact, selection: Selection) -> Iterator
     """What a pair is timed with."""
     fixed = {name: domain["min"] for name, domain in twin.manifest["dimensions"].items() if is_fixed(domain)}
     family = symbolic.kernel.partition(".")[0]
-    if family == "gemm":
+    if symbolic.manifest["contract"] == "gemm.dense":
         for m in ROWS:
             shape = {**fixed, "m": m}
             if selection.algorithm(symbolic, shape) == symbolic.manifest["algorithm"]:

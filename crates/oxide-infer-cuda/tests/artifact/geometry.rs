@@ -55,10 +55,10 @@ fn a_norm_takes_one_block_a_row() {
 }
 
 #[test]
-fn a_matrix_product_is_tiled_and_its_operands_are_mapped() {
-    let product = artifact("dense.bf16.bf16.none.tile_128x256x64");
+fn a_matrix_product_takes_a_block_a_tile_up_to_one_a_multiprocessor_and_its_operands_are_mapped() {
+    let product = artifact("dense.bf16.bf16.none.tile_128x256");
     let launches = resolve(product, &[("m", 300), ("n", 1544), ("k", 4096)]);
-    assert_eq!((launches[0].grid, launches[0].launch.block), ([7, 3, 1], [384, 1, 1]));
+    assert_eq!((launches[0].grid, launches[0].launch.block), ([7 * 3, 1, 1], [384, 1, 1]));
     let maps = launches[0].parameters.iter().filter_map(|parameter| match parameter {
         ResolvedParameter::TensorMap(map) => Some((map.operand.name.as_str(), map)),
         _ => None,
@@ -80,9 +80,10 @@ fn a_matrix_product_is_tiled_and_its_operands_are_mapped() {
 
 #[test]
 fn a_gated_product_reads_gate_and_up_rows_of_one_weight() {
-    let gated = artifact("dense.bf16.bf16.swiglu.tile_128x256x64");
+    let gated = artifact("dense.bf16.bf16.swiglu.tile_128x256");
     let values = [("m", 129), ("n", 8960), ("k", 1536)];
-    assert_eq!(resolve(gated, &values)[0].grid, [70, 2, 1]);
+    // 70 tile columns of two rows: more than there are multiprocessors.
+    assert_eq!(resolve(gated, &values)[0].grid, [132, 1, 1]);
     assert_eq!(bytes(gated, "weight", &values), 2 * 8960 * 1536 * 2);
     assert_eq!(bytes(gated, "output", &values), 129 * 8960 * 2);
 }
@@ -190,12 +191,17 @@ fn a_gather_takes_one_block_a_row() {
 
 #[test]
 fn values_outside_domain_or_machine_are_refused() {
-    let product = artifact("dense.bf16.bf16.none.tile_128x256x64").manifest();
+    let product = artifact("dense.bf16.bf16.none.tile_128x256").manifest();
     let error = product.resolve(&dimensions(&[("m", 1), ("n", 1541), ("k", 8)])).unwrap_err();
-    let expected = "dense.bf16.bf16.none.tile_128x256x64: n must be 8..=1073741823 in steps of 8, got 1541";
+    let expected = "dense.bf16.bf16.none.tile_128x256: n must be 8..=1073741823 in steps of 8, got 1541";
     assert_eq!(error.to_string(), expected);
-    let rows = product.resolve(&dimensions(&[("m", 65_536 * 128), ("n", 8), ("k", 8)])).unwrap_err();
+    let few = artifact("dense_small.bf16.bf16.none.m8_64x128").manifest();
+    let rows = few.resolve(&dimensions(&[("m", 65_536 * 8), ("n", 8), ("k", 8)])).unwrap_err();
     assert!(matches!(rows, ResolveError::Limit { value: 65_536, max: 65_535, .. }), "{rows}");
+    // 2^20 tiles of 2^11 slices.
+    let slices =
+        product.resolve(&dimensions(&[("m", 128 << 10), ("n", 256 << 10), ("k", 64 << 11)])).unwrap_err();
+    assert!(matches!(slices, ResolveError::Domain { .. }), "{slices}");
     let absent = product.resolve(&dimensions(&[("m", 1), ("n", 8)])).unwrap_err();
     assert!(matches!(absent, ResolveError::Domain { .. }));
 }

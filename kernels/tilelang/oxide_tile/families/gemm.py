@@ -1,7 +1,7 @@
-"""Matrix products with fused epilogues: `gemm.dense`, also with `activation.swiglu` of its result.
+"""Matrix products of few rows with fused epilogues: `gemm.dense`, also with `activation.swiglu` of its result.
 
-`output[m, n] = input[m, k] . weight[n, k]^T`. `dense` tiles rows of `input` for prefill; `dense_small` swaps the
-operands, so that weights fill the 64 rows that tensor cores need and a handful of tokens costs no padding;
+`output[m, n] = input[m, k] . weight[n, k]^T` for few rows; `prefill_gemm` has the products of many. `dense_small` swaps
+the operands, so that weights fill the 64 rows that tensor cores need and a handful of tokens costs no padding;
 `dense_split_k` cuts k on top of that. m, n and k are symbolic. Every element of `output` is summed over k in an order
 that does not depend on m.
 """
@@ -15,78 +15,6 @@ from oxide_tile.expr import Name
 from oxide_tile.families.common import F32, TILE_DTYPES, overlap_predecessor, vector_lanes
 
 EPILOGUES = ("none", "bias", "residual", "swiglu")
-
-
-def dense(
-    dtype: str,
-    output_dtype: str,
-    epilogue: str,
-    block_m: int,
-    block_n: int,
-    block_k: int,
-    stages: int,
-    threads: int,
-    panel: int,
-) -> Definition:
-    """Tiles of block_m rows by block_n columns; `panel` tile columns are walked before the next tile row, for L2."""
-    check_epilogue(epilogue)
-    tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
-    gated = epilogue == "swiglu"
-    columns = block_n // 2 if gated else block_n
-    # Whole rows are stored from shared memory; only logits, of which there are few rows, are stored from registers.
-    through_shared = output_dtype == dtype or epilogue == "residual"
-    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
-
-    @T.prim_func
-    def function(
-        input: T.Tensor((m, k), tile),
-        weight: T.Tensor((n * 2 if gated else n, k), tile),
-        bias: T.Tensor((n,), tile),
-        residual: T.Tensor((m, n), out_tile),
-        output: T.Tensor((m, n), out_tile),
-    ):
-        with T.Kernel(T.ceildiv(n, columns), T.ceildiv(m, block_m), threads=threads) as (column, row):
-            overlap_predecessor()
-            input_tile = T.alloc_shared((block_m, block_k), tile)
-            weight_tile = T.alloc_shared((columns, block_k), tile)
-            sum_ = T.alloc_fragment((block_m, columns), F32)
-            T.use_swizzle(panel_size=panel, enable=panel > 0)
-            T.clear(sum_)
-            if gated:
-                up_tile = T.alloc_shared((columns, block_k), tile)
-                up = T.alloc_fragment((block_m, columns), F32)
-                T.clear(up)
-                for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                    T.copy(input[row * block_m, step * block_k], input_tile)
-                    T.copy(weight[column * columns, step * block_k], weight_tile)
-                    T.copy(weight[n + column * columns, step * block_k], up_tile)
-                    T.gemm(input_tile, weight_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.gemm(input_tile, up_tile, up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                for i, j in T.Parallel(block_m, columns):
-                    sum_[i, j] = silu(sum_[i, j]) * up[i, j]
-            else:
-                for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                    T.copy(input[row * block_m, step * block_k], input_tile)
-                    T.copy(weight[column * columns, step * block_k], weight_tile)
-                    T.gemm(input_tile, weight_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-            if epilogue == "bias":
-                for i, j in T.Parallel(block_m, columns):
-                    if column * columns + j < n:
-                        sum_[i, j] += T.cast(bias[column * columns + j], F32)
-            if epilogue == "residual":
-                for i, j in T.Parallel(block_m, columns):
-                    if row * block_m + i < m and column * columns + j < n:
-                        sum_[i, j] += T.cast(residual[row * block_m + i, column * columns + j], F32)
-            if through_shared:
-                output_shared = T.alloc_shared((block_m, columns), out_tile)
-                T.copy(sum_, output_shared)
-                T.copy(output_shared, output[row * block_m, column * columns])
-            else:
-                for i, j in T.Parallel(block_m, columns):
-                    if row * block_m + i < m and column * columns + j < n:
-                        output[row * block_m + i, column * columns + j] = sum_[i, j]
-
-    return definition(function, dtype, output_dtype, epilogue)
 
 
 def dense_small(
@@ -219,8 +147,8 @@ def dense_split_k(
 
 
 def silu(gate):
-    """`gate * sigmoid(gate)`; exp2 of a scaled argument is one instruction."""
-    return gate / (1.0 + T.exp2(gate * -1.4426950408889634))
+    """`gate * sigmoid(gate)`; exp2 of a scaled argument and the quick division are an instruction or two each."""
+    return T.call_extern(F32, "__fdividef", gate, 1.0 + T.exp2(gate * -1.4426950408889634))
 
 
 def check_epilogue(epilogue: str) -> None:

@@ -48,7 +48,8 @@ impl Shape {
                 }
             }
             // More steps of k than any schedule has stages, and rows or columns over a tile's border.
-            ("gemm.dense", "gemm.dense") => &[("m", 129), ("n", 72), ("k", 520)],
+            // More tiles than multiprocessors, so that a block takes a second one.
+            ("gemm.dense", "prefill_gemm.dense") => &[("m", 133), ("n", 17_416), ("k", 136)],
             ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
             ("kv_cache.rope_append", _) => &[("tokens", 135), ("num_q_heads", 9)],

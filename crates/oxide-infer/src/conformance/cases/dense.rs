@@ -78,9 +78,10 @@ pub(super) fn run(suite: &mut Suite<'_>) {
 }
 
 /// `(m, [n, k])` as models have it, in multiples of 8: rows of one decode to a prefill chunk, on both sides of the tiles of
-/// kernels; sizes that no tile divides, a few steps of `k` and very many.
+/// kernels; sizes that no tile divides, a few steps of `k` and very many, more tiles than a device has multiprocessors.
 fn models() -> Vec<(usize, [usize; 2])> {
-    let mut models = vec![(1, [24, 4104]), (33, [24, 2056]), (3, [8, 64]), (65, [8, 8])];
+    let mut models =
+        vec![(1, [24, 4104]), (33, [24, 2056]), (3, [8, 64]), (65, [8, 8]), (133, [17_416, 136])];
     for m in [1, 7, 8, 9, 16, 17, 32, 33, 64, 65, 129, 256] {
         let more = if m > 17 { [[8, 8], [72, 520]] } else { [[200, 1032], [1000, 136]] };
         models.extend([(m, [136, 264]), (m, more[0]), (m, more[1])]);

@@ -1,0 +1,326 @@
+"""Matrix products for prefill and large batches: `gemm.dense`, also with `activation.swiglu` of its result.
+
+`output[m, n] = input[m, k] . weight[n, k]^T` in tiles. As many blocks as there are multiprocessors stay for the whole
+product and take every so many-th tile. In each, one warp loads slices of k into a ring of shared memory and never waits
+for results, so the next tile's operands arrive while this tile's results leave; one or two warpgroups of 64 rows or
+more multiply, with one slice in flight while the next begins. Where that makes too few tiles, k is cut into `splits`
+ranges whose sums a second kernel adds in their order.
+
+m, n and k are symbolic. Every element of `output` is summed over k in an order that does not depend on m.
+"""
+
+from dataclasses import replace
+
+import tilelang.language as T
+
+from oxide_tile.definition import Condition, Definition, DefinitionError, Domain, Tensor
+from oxide_tile.expr import Binary, Expr, Name, Number
+from oxide_tile.families.common import F32, I32, TILE_DTYPES, overlap_predecessor, part, vector_lanes
+from oxide_tile.families.gemm import check_epilogue, definition, silu
+
+# Blocks that stay: of an H100 or H200 with SXM. Others run the same grid, in more waves or with idle multiprocessors.
+MULTIPROCESSORS = 132
+WARP, WARPGROUP = 32, 128
+BLOCK_K = 64
+# The multiprocessor's 65,536 registers, shared out so that no consumer spills.
+PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, {1: 240, 2: 232}
+# Elements of a row that lie together in a shared tile: 128 bytes, as wide as the swizzle.
+SLICE = 64
+# Slices of results on their way out.
+RESULT_BUFFERS = 2
+# Number of a named barrier; the compiler uses 3.
+ALL_CONSUMERS = 1
+FULL_ROW = T.GemmWarpPolicy.FullRow
+
+
+def dense(
+    dtype: str,
+    output_dtype: str,
+    epilogue: str,
+    block_m: int,
+    block_n: int,
+    stages: int,
+    consumers: int,
+    panel: int,
+    splits: int,
+) -> Definition:
+    """Tiles of block_m rows by block_n weight rows, of which a gate and its up projection share the tile.
+
+    `panel` tile rows are walked before the next tile column, for the L2 cache.
+    """
+    check_epilogue(epilogue)
+    gated = epilogue == "swiglu"
+    if gated and splits > 1:
+        raise DefinitionError("a gate cannot be applied to parts of a sum")
+    tile, out_tile, lanes = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype], vector_lanes(dtype)
+    columns = block_n // 2 if gated else block_n
+    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+    # A row of results in units that keep loads and stores of neighbours together.
+    vectors, vectors_of_tile = T.dynamic("vectors_of_row"), columns // lanes
+    consumer_threads = consumers * WARPGROUP
+    threads = consumer_threads + WARPGROUP
+    registers = columns * block_m // consumer_threads
+    seeded = epilogue == "residual" and splits == 1
+    through_shared = splits == 1 and output_dtype == dtype
+    products_of_step = 2 if gated else 1
+
+    @T.macro
+    def load_weights(weight, weights, ups, full, stage, column, at):
+        T.tma_copy(
+            weight[column * columns : (column + 1) * columns, at : at + BLOCK_K],
+            weights[stage, 0:columns, 0:BLOCK_K],
+            barrier=full[stage],
+        )
+        if gated:
+            T.tma_copy(
+                weight[n + column * columns : n + (column + 1) * columns, at : at + BLOCK_K],
+                ups[stage, 0:columns, 0:BLOCK_K],
+                barrier=full[stage],
+            )
+
+    @T.macro
+    def produce(input, weight, inputs, weights, ups, full, free, block, rounds, rows, tiles, count):
+        """Fill the ring, tile after tile; the first weights come before the predecessor has ended."""
+        for round_ in T.serial(rounds):
+            place = T.alloc_var(I32, init=block + round_ * MULTIPROCESSORS)
+            share = T.alloc_var(I32, init=T.truncdiv(place, rows * tiles))
+            row, column = locate(T.truncmod(place, rows * tiles), rows, tiles, panel)
+            early = T.alloc_var(I32, init=T.if_then_else(round_ == 0, T.min(stages, count), 0))
+            for step in T.serial(early):
+                load_weights(weight, weights, ups, full, step, column, (share * count + step) * BLOCK_K)
+            if round_ == 0:
+                T.pdl_sync()
+            for step in T.serial(count):
+                turn = T.alloc_var(I32, init=round_ * count + step)
+                at = T.alloc_var(I32, init=(share * count + step) * BLOCK_K)
+                stage = turn % stages
+                T.barrier_wait(free[stage], turn // stages % 2 ^ 1)
+                if step >= early:
+                    load_weights(weight, weights, ups, full, stage, column, at)
+                T.tma_copy(
+                    input[row * block_m : (row + 1) * block_m, at : at + BLOCK_K],
+                    inputs[stage, 0:block_m, 0:BLOCK_K],
+                    barrier=full[stage],
+                )
+                if T.get_thread_binding() == consumer_threads:
+                    T.barrier_arrive(full[stage])
+
+    @T.macro
+    def multiply(inputs, weights, ups, sum_, up, stage, clear):
+        """Begin the products of one slice."""
+        T.wgmma_gemm(
+            inputs[stage, 0:block_m, 0:BLOCK_K],
+            weights[stage, 0:columns, 0:BLOCK_K],
+            sum_,
+            transpose_B=True,
+            policy=FULL_ROW,
+            clear_accum=clear,
+        )
+        if gated:
+            T.wgmma_gemm(
+                inputs[stage, 0:block_m, 0:BLOCK_K],
+                ups[stage, 0:columns, 0:BLOCK_K],
+                up,
+                transpose_B=True,
+                policy=FULL_ROW,
+                clear_accum=clear,
+            )
+
+    @T.macro
+    def seed(sum_, residual, row, column):
+        """Begin the sums as the residual: its loads hide behind those of the first slices."""
+        for i, pair in T.Parallel(block_m, columns // 2):
+            for lane in T.vectorized(2):
+                sum_[i, pair * 2 + lane] = T.if_then_else(
+                    row * block_m + i < m and column * vectors_of_tile + pair * 2 // lanes < vectors,
+                    residual[row * block_m + i, column * vectors_of_tile + pair * 2 // lanes, pair * 2 % lanes + lane],
+                    0.0,
+                )
+
+    @T.macro
+    def add_bias(sum_, bias, column):
+        for i, j in T.Parallel(block_m, columns):
+            if column * vectors_of_tile + j // lanes < vectors:
+                sum_[i, j] += T.cast(bias[column * vectors_of_tile + j // lanes, j % lanes], F32)
+
+    @T.macro
+    def store_shared(sum_, results, output, row, column):
+        """Round the results and send them off slice by slice, from two buffers in turn."""
+        for slice_ in T.unroll(columns // SLICE):
+            # The copy that last read this buffer has ended.
+            if T.get_thread_binding() < WARP:
+                T.tma_store_wait(RESULT_BUFFERS - 1)
+            T.sync_threads(ALL_CONSUMERS, consumer_threads)
+            buffer = slice_ % RESULT_BUFFERS
+            T.copy(sum_[0:block_m, slice_ * SLICE : (slice_ + 1) * SLICE], results[buffer, 0:block_m, 0:SLICE])
+            T.fence_proxy_async()
+            T.sync_threads(ALL_CONSUMERS, consumer_threads)
+            if T.get_thread_binding() < WARP:
+                first = column * columns + slice_ * SLICE
+                T.tma_copy(
+                    results[buffer, 0:block_m, 0:SLICE],
+                    output[row * block_m : (row + 1) * block_m, first : first + SLICE],
+                )
+
+    @T.macro
+    def store(sum_, output, row, column):
+        for i, pair in T.Parallel(block_m, columns // 2):
+            if row * block_m + i < m and column * vectors_of_tile + pair * 2 // lanes < vectors:
+                for lane in T.vectorized(2):
+                    output[row * block_m + i, column * vectors_of_tile + pair * 2 // lanes, pair * 2 % lanes + lane] = (
+                        sum_[i, pair * 2 + lane]
+                    )
+
+    @T.macro
+    def store_share(sum_, partial, share, row, column):
+        for i, pair in T.Parallel(block_m, columns // 2):
+            if row * block_m + i < m and column * vectors_of_tile + pair * 2 // lanes < vectors:
+                for lane in T.vectorized(2):
+                    partial[
+                        share, row * block_m + i, column * vectors_of_tile + pair * 2 // lanes, pair * 2 % lanes + lane
+                    ] = sum_[i, pair * 2 + lane]
+
+    @T.macro
+    def tiles_of_block(input, weight, bias, residual, output, partial, block):
+        """Every tile of one block, by producer and consumers."""
+        inputs = T.alloc_shared((stages, block_m, BLOCK_K), tile)
+        weights = T.alloc_shared((stages, columns, BLOCK_K), tile)
+        ups = T.alloc_shared((stages, columns, BLOCK_K), tile) if gated else weights
+        results = T.alloc_shared((RESULT_BUFFERS, block_m, SLICE), tile) if through_shared else inputs
+        full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([consumers] * stages)
+        sum_ = T.alloc_fragment((block_m, columns), F32)
+        up = T.alloc_fragment((block_m, columns), F32) if gated else sum_
+        thread = T.get_thread_binding()
+        T.pdl_trigger()
+        # Variables, because the compiler writes other expressions out at every use.
+        rows = T.alloc_var(I32, init=T.ceildiv(m, block_m))
+        tiles = T.alloc_var(I32, init=T.ceildiv(n, columns))
+        # A share's slices after the end of k are zeros.
+        count = T.alloc_var(I32, init=T.ceildiv(T.ceildiv(k, BLOCK_K), splits))
+        rounds = T.alloc_var(I32, init=T.ceildiv(rows * tiles * splits - block, MULTIPROCESSORS))
+        if thread >= consumer_threads:
+            T.set_max_nreg(PRODUCER_REGISTERS, 0)
+            if thread < consumer_threads + WARP:
+                produce(input, weight, inputs, weights, ups, full, free, block, rounds, rows, tiles, count)
+        else:
+            T.set_max_nreg(CONSUMER_REGISTERS[consumers], 1)
+            # Results follow from inputs, which are loaded after the wait; only what consumers read needs their own.
+            if seeded:
+                T.pdl_sync()
+            for round_ in T.serial(rounds):
+                place = T.alloc_var(I32, init=block + round_ * MULTIPROCESSORS)
+                share = T.alloc_var(I32, init=T.truncdiv(place, rows * tiles))
+                row, column = locate(T.truncmod(place, rows * tiles), rows, tiles, panel)
+                start = T.alloc_var(I32, init=round_ * count)
+                if seeded:
+                    seed(sum_, residual, row, column)
+                T.barrier_wait(full[start % stages], start // stages % 2)
+                multiply(inputs, weights, ups, sum_, up, start % stages, not seeded)
+                for step in T.serial(count - 1):
+                    before = T.alloc_var(I32, init=start + step)
+                    T.barrier_wait(full[(before + 1) % stages], (before + 1) // stages % 2)
+                    multiply(inputs, weights, ups, sum_, up, (before + 1) % stages, False)
+                    T.wait_wgmma(products_of_step)
+                    release(free, before % stages)
+                T.wait_wgmma(0)
+                T.warpgroup_fence_operand(sum_, num_regs=registers)
+                if gated:
+                    T.warpgroup_fence_operand(up, num_regs=registers)
+                release(free, (start + count - 1) % stages)
+                if gated:
+                    for i, j in T.Parallel(block_m, columns):
+                        sum_[i, j] = silu(sum_[i, j]) * up[i, j]
+                if epilogue == "bias" and splits == 1:
+                    add_bias(sum_, bias, column)
+                if splits > 1:
+                    store_share(sum_, partial, share, row, column)
+                elif through_shared:
+                    store_shared(sum_, results, output, row, column)
+                else:
+                    store(sum_, output, row, column)
+            if through_shared:
+                T.tma_store_wait(0)
+
+    grid = T.min(T.ceildiv(m, block_m) * T.ceildiv(n, columns) * splits, MULTIPROCESSORS)
+    if splits == 1:
+
+        @T.prim_func
+        def function(
+            input: T.Tensor((m, k), tile),
+            weight: T.Tensor((n * 2 if gated else n, k), tile),
+            bias: T.Tensor((vectors, lanes), tile),
+            residual: T.Tensor((m, vectors, lanes), out_tile),
+            output: T.Tensor((m, n) if through_shared else (m, vectors, lanes), out_tile),
+        ):
+            with T.Kernel(grid, threads=threads) as block:
+                tiles_of_block(input, weight, bias, residual, output, output, block)
+
+    else:
+
+        @T.prim_func
+        def function(
+            input: T.Tensor((m, k), tile),
+            weight: T.Tensor((n, k), tile),
+            bias: T.Tensor((vectors, lanes), tile),
+            residual: T.Tensor((m, vectors, lanes), out_tile),
+            partial: T.Tensor((splits, m, vectors, lanes), F32),
+            output: T.Tensor((m, vectors, lanes), out_tile),
+        ):
+            with T.Kernel(grid, threads=threads) as block:
+                tiles_of_block(input, weight, bias, residual, output, partial, block)
+            with T.Kernel(T.ceildiv(vectors, WARPGROUP), m, threads=WARPGROUP) as (column, row):
+                vector = column * WARPGROUP + T.get_thread_binding()
+                total = T.alloc_local((lanes,), F32)
+                overlap_predecessor()
+                if vector < vectors:
+                    for lane in T.vectorized(lanes):
+                        total[lane] = partial[0, row, vector, lane]
+                    for later in T.unroll(splits - 1):
+                        for lane in T.vectorized(lanes):
+                            total[lane] += partial[later + 1, row, vector, lane]
+                    for lane in T.vectorized(lanes):
+                        if epilogue == "bias":
+                            total[lane] += T.cast(bias[vector, lane], F32)
+                        if epilogue == "residual":
+                            total[lane] += T.cast(residual[row, vector, lane], F32)
+                        output[row, vector, lane] = T.cast(total[lane], out_tile)
+
+    base = definition(function, dtype, output_dtype, epilogue)
+    shares = {"partial": Tensor((splits, "m", "n"), "read_write", "workspace")} if splits > 1 else {}
+    return replace(
+        base,
+        operands={**base.operands, **shares},
+        # Slices of all tiles are counted in 32 bits.
+        conditions=(
+            Condition(
+                ceil_div("m", block_m) * ceil_div("n", columns) * ceil_div("k", BLOCK_K), Domain(max=2**30 // splits)
+            ),
+        ),
+        constants={"splits": splits, "multiprocessors": MULTIPROCESSORS},
+        derived={"vectors_of_row": part("n", lanes)},
+        # Every index is checked above or by the tensor maps; the compiler's own checks would repeat that.
+        pass_configs={"tl.disable_safe_memory_legalize": True},
+    )
+
+
+def ceil_div(dimension: str, size: int) -> Expr:
+    """How many pieces of `size` cover a dimension."""
+    return Binary("ceil_div", Name(dimension), Number(size))
+
+
+@T.macro
+def locate(place, rows, tiles, panel):
+    """The tile at a place of the walk: down the rows of a panel, then to its next column, then to the next panel."""
+    first_row = T.alloc_var(I32, init=T.truncdiv(place, panel * tiles) * panel)
+    height = T.alloc_var(I32, init=T.min(panel, rows - first_row))
+    inside = T.alloc_var(I32, init=T.truncmod(place, panel * tiles))
+    row = T.alloc_var(I32, init=first_row + T.truncmod(inside, height))
+    column = T.alloc_var(I32, init=T.truncdiv(inside, height))
+    return row, column
+
+
+@T.macro
+def release(free, stage):
+    """Give a stage back to the producer; one thread speaks for the warpgroup, whose products end together."""
+    if T.get_thread_binding() % WARPGROUP == 0:
+        T.barrier_arrive(free[stage])
