@@ -40,6 +40,10 @@ MULTIPROCESSORS = 132
 SLICE = 64
 # Bytes of a nanosecond: the rate at which weights come from memory at best; 4.8 by the data sheet.
 MEMORY_RATE = 4.2
+# Rows up to which the schedules for few rows alone are timed, and have a rule of their own.
+FEW_ROWS = 16
+# The largest value of a dimension in a rule.
+UNLIMITED = 2**31 - 1
 # Of an element of the partial sums.
 SUM_BYTES = 4
 # What a pivot has left of its diagonal element when equations depend on each other.
@@ -158,7 +162,11 @@ def main() -> int:
         print(f"{options.record} has no times of products of these artifacts", file=sys.stderr)
         return 1
     costs = fit(products)
-    for line in (*tables(costs), *report("fitted to all", choices(costs, products)), *held_out(products)):
+    for line in (
+        *tables(costs, for_few(products)),
+        *report("fitted to all", choices(costs, products)),
+        *held_out(products),
+    ):
         print(line)
     named = {schedule.name for schedule in costs}
     for artifact in artifacts:
@@ -184,12 +192,22 @@ def read(rows: Iterable[Mapping[str, Any]], artifacts: Iterable[Artifact]) -> li
 
 
 def fit(products: Iterable[Product]) -> Costs:
-    """The cost of every schedule that was timed."""
-    samples: dict[Schedule, list[list[float]]] = defaultdict(list)
+    """The cost of every schedule that was timed; one of the same tiles with and without a bias is fitted once."""
+    samples: dict[tuple, list[list[float]]] = defaultdict(list)
+    schedules: dict[Schedule, tuple] = {}
     for product in products:
         for schedule, nanoseconds in product.times.items():
-            samples[schedule].append([x / nanoseconds for x in schedule.features(product.shape)])
-    return {schedule: schedule.cost(least_squares(rows)) for schedule, rows in samples.items()}
+            key = schedule.algorithm, tuple(item for item in schedule.properties if item[0] != "bias")
+            schedules[schedule] = key
+            samples[key].append([x / nanoseconds for x in schedule.features(product.shape)])
+    coefficients = {key: least_squares(rows) for key, rows in samples.items()}
+    return {schedule: schedule.cost(coefficients[key]) for schedule, key in schedules.items()}
+
+
+def for_few(products: Iterable[Product]) -> set[str]:
+    """Names of the schedules that were timed with few rows."""
+    few = (product for product in products if product.shape["m"] <= FEW_ROWS)
+    return {schedule.name for product in few for schedule in product.times}
 
 
 def least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
@@ -232,10 +250,13 @@ def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[flo
 
 def choices(costs: Costs, products: Iterable[Product]) -> list[Outcome]:
     """What the costs choose, by the expressions as a plan evaluates them."""
-    found = []
+    found, products = [], list(products)
+    few = for_few(products)
     for product in products:
         properties = next(iter(product.times)).properties
         alike = sorted((s for s in costs if s.properties == properties), key=lambda schedule: schedule.algorithm)
+        if few and product.shape["m"] <= FEW_ROWS:
+            alike = [schedule for schedule in alike if schedule.name in few]
         predicted = {schedule: value(costs[schedule], product.shape) for schedule in alike}
         timed = [schedule for schedule in alike if schedule in product.times]
         if timed:
@@ -255,15 +276,18 @@ def held_out(products: Sequence[Product]) -> Iterable[str]:
             yield summary(f"{model}, fitted to the others", outcomes)
 
 
-def tables(costs: Costs) -> Iterable[str]:
-    """The rules as the profile has them, for each set of properties."""
+def tables(costs: Costs, few: set[str]) -> Iterable[str]:
+    """The rules as the profile has them, for each set of properties: with few rows and with more."""
     groups: dict[tuple, dict[str, str]] = defaultdict(dict)
     for schedule, cost in costs.items():
-        groups[schedule.contract, schedule.properties][schedule.algorithm] = cost
-    for (contract, properties), of_algorithm in sorted(groups.items()):
+        for rows in ((1, FEW_ROWS), (FEW_ROWS + 1, UNLIMITED)) if few else ((1, UNLIMITED),):
+            if rows[1] > FEW_ROWS or schedule.name in few:
+                groups[schedule.contract, schedule.properties, rows][schedule.algorithm] = cost
+    for (contract, properties, (first, last)), of_algorithm in sorted(groups.items()):
         yield "[[select]]"
         yield f'contract = "{contract}"'
         yield f"properties = {{ {', '.join(f'{name} = {json.dumps(wanted)}' for name, wanted in properties)} }}"
+        yield f"when = {{ m = [{first}, {last}] }}"
         yield "[select.costs]"
         yield from (f'{algorithm} = "{of_algorithm[algorithm]}"' for algorithm in sorted(of_algorithm))
         yield ""

@@ -104,11 +104,17 @@ def test_a_record_becomes_rules_that_the_profile_reads():
     products = fit_costs.read([{"what": "decode"}, {**row, "ours": times}, {**row, "m": 999, "ours": times}], artifacts)
     assert [[s.name for s in product.times] for product in products] == [["x.tile_a", "x.tile_b"], ["y.tile_a"]] * 2
     assert {s.weight_bytes for s in products[0].times} == {4}
-    printed = fit_costs.tables(fit_costs.fit(products))
+    few = fit_costs.read([{**row, "m": 8, "ours": {"x.tile_a": {"median": 19.0}}}], artifacts)
+    products += few
+    assert fit_costs.for_few(products) == {"x.tile_a"}
+    printed = fit_costs.tables(fit_costs.fit(products), fit_costs.for_few(products))
     rules = [
         rule for table in tomllib.loads("\n".join(printed))["select"] for rule in rules_of(Table(table, "printed"))
     ]
-    assert [dict(rule.properties) for rule in rules] == [{"activation": "none"}, {"activation": "swiglu"}]
-    assert [sorted(rule.choice.algorithms()) for rule in rules] == [["tile_a"], ["tile_a", "tile_b"]]
+    assert [(rule.properties["activation"], rule.when["m"], sorted(rule.choice.algorithms())) for rule in rules] == [
+        ("none", (17, 2**31 - 1), ["tile_a"]),
+        ("swiglu", (1, 16), ["tile_a"]),
+        ("swiglu", (17, 2**31 - 1), ["tile_a", "tile_b"]),
+    ]
     with pytest.raises(SystemExit, match="times z, which is not among the artifacts"):
         fit_costs.read([{**row, "ours": {"z": {"median": 1.0}}}], artifacts)

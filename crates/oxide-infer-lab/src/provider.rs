@@ -296,8 +296,13 @@ impl Operators for OxideTile {
         if tokens * batch == 0 {
             return Ok(());
         }
-        let judged = Judged(Contract::PAGED_PREFILL, operands.check_indices(spec));
-        let padding = if let Choice::Padding(tokens) = self.choice { tokens } else { 0 };
+        let verdict = operands.check_indices(spec);
+        // Padding would bring starts into range that lie after the tokens.
+        let padding = match self.choice {
+            Choice::Padding(tokens) if verdict.is_ok() => tokens,
+            _ => 0,
+        };
+        let judged = Judged(Contract::PAGED_PREFILL, verdict);
         let all = tokens + padding;
         let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());
         let (Some(q), Some(mut output)) = (operands.q.typed::<bf16>(), operands.output.typed::<bf16>())

@@ -102,6 +102,8 @@ def dense(
                     inputs[stage, 0:block_m, 0:BLOCK_K],
                     barrier=full[stage],
                 )
+                # The thread that was elected to load has said how many bytes to expect.
+                T.sync_warp()
                 if T.get_thread_binding() == consumer_threads:
                     T.barrier_arrive(full[stage])
 
@@ -144,14 +146,14 @@ def dense(
                 sum_[i, j] += T.cast(bias[column * vectors_of_tile + j // lanes, j % lanes], F32)
 
     @T.macro
-    def store_shared(sum_, results, output, row, column):
-        """Round the results and send them off slice by slice, from two buffers in turn."""
+    def store_shared(sum_, results, output, row, column, before):
+        """Round the results and send them off slice by slice, from buffers in turn; `before` slices went before."""
         for slice_ in T.unroll(columns // SLICE):
             # The copy that last read this buffer has ended.
             if T.get_thread_binding() < WARP:
                 T.tma_store_wait(RESULT_BUFFERS - 1)
             T.sync_threads(ALL_CONSUMERS, consumer_threads)
-            buffer = slice_ % RESULT_BUFFERS
+            buffer = (before + slice_) % RESULT_BUFFERS
             T.copy(sum_[0:block_m, slice_ * SLICE : (slice_ + 1) * SLICE], results[buffer, 0:block_m, 0:SLICE])
             T.fence_proxy_async()
             T.sync_threads(ALL_CONSUMERS, consumer_threads)
@@ -235,7 +237,7 @@ def dense(
                 if splits > 1:
                     store_share(sum_, partial, share, row, column)
                 elif through_shared:
-                    store_shared(sum_, results, output, row, column)
+                    store_shared(sum_, results, output, row, column, round_ * (columns // SLICE))
                 else:
                     store(sum_, output, row, column)
             if through_shared:
