@@ -178,10 +178,26 @@ def bad_slot(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
     return 4
 
 
+def bad_only_page(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A page past the pool in every entry of the only sequence."""
+    tensors["block_table"][0] = FAR
+    return 0
+
+
+def bad_only_position(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """The only token before the beginning."""
+    tensors["positions"][0] = -1
+    return 0
+
+
 BAD_STARTS = [
     ("starts that begin late", late_start, (7,)),
     ("starts that fall", falling_start, (7,)),
     ("a start past the tokens", start_past_the_tokens, (7,)),
+]
+BAD_LENGTHS = [
+    ("page outside the pool", bad_page, (3,)),
+    ("length", bad_length, (4,)),
 ]
 BAD_INPUTS = {
     "embedding.gather": [("token past the vocabulary", bad_token, (1,))],
@@ -192,13 +208,14 @@ BAD_INPUTS = {
         ("starts that end early", early_end, (7,)),
         *BAD_STARTS,
     ],
-    "paged_decode.paged_decode": [
-        ("page outside the pool", bad_page, (3,)),
-        ("length", bad_length, (4,)),
+    "decode_gemm.projected": [
+        ("page outside the pool", bad_only_page, (3,)),
+        ("negative position", bad_only_position, (2, 4)),
     ],
+    "paged_decode.paged_decode": BAD_LENGTHS,
+    "decode_attention.clustered": BAD_LENGTHS,
     "paged_prefill.paged_prefill": [
-        ("page outside the pool", bad_page, (3,)),
-        ("length", bad_length, (4,)),
+        *BAD_LENGTHS,
         *BAD_STARTS,
     ],
 }

@@ -51,8 +51,11 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "gemm.dense_small": products,
         "gemm.dense_split_k": products,
         "prefill_gemm.dense": products,
+        "decode_gemm.streamed": streams,
+        "decode_gemm.projected": projections,
         "kv_cache.rope_append": appends,
         "paged_decode.paged_decode": decodes,
+        "decode_attention.clustered": decodes,
         "paged_prefill.paged_prefill": prefills,
         "sampling.argmax": choices,
         "sample.sample": samples,
@@ -94,6 +97,33 @@ def products(artifact: Artifact) -> Iterator[Shape]:
         yield {"m": m, "n": n, "k": k}
 
 
+def streams(artifact: Artifact) -> Iterator[Shape]:
+    """The least and the largest k; tiles of one row and of as many as there may be, one or many turns a block."""
+    domains = artifact.manifest["dimensions"]
+    k, largest = domains["k"], domains["tile_rows"]["max"]
+    for n, size, tile_rows, blocks in (
+        (8, k["min"], 1, 3),
+        (1536, k["max"], largest, 96),
+        (1000, k["max"] - 32, largest - 3, 7),
+        (136, k["min"] + 32, largest, 400),
+    ):
+        yield {"m": 1, "n": n, "k": size, "tile_rows": tile_rows, "blocks": blocks}
+
+
+def projections(artifact: Artifact) -> Iterator[Shape]:
+    """Heads of several models, one or many turns a block."""
+    largest = artifact.manifest["dimensions"]["hidden_size"]["max"]
+    for num_q_heads, num_kv_heads, hidden_size, blocks in (
+        (12, 2, 1536, 128),
+        (28, 4, 3584, 96),
+        (9, 3, 576, 5),
+        (1, 1, largest, 300),
+    ):
+        shape = attention(artifact.variant["head_dim"], 1, 9, num_q_heads, num_kv_heads)
+        rows = {"tokens": 1, "rotary_dim": artifact.variant["head_dim"], "max_positions": 500}
+        yield {**shape, **rows, "hidden_size": hidden_size, "blocks": blocks}
+
+
 def appends(artifact: Artifact) -> Iterator[Shape]:
     """Decode batches and chunks; heads of several models."""
     head_dim = artifact.variant["head_dim"]
@@ -115,6 +145,7 @@ def appends(artifact: Artifact) -> Iterator[Shape]:
 def decodes(artifact: Artifact) -> Iterator[Shape]:
     """Batches of 1 to 256 sequences; page boundaries come from the lengths that the check draws."""
     head_dim = artifact.variant["head_dim"]
+    most = max(condition["domain"]["max"] for condition in artifact.manifest["conditions"])
     for batch, max_pages, num_q_heads, num_kv_heads, splits in (
         (1, 3, 12, 2, 2),
         (5, 15, 28, 4, 4),
@@ -123,6 +154,8 @@ def decodes(artifact: Artifact) -> Iterator[Shape]:
         (256, 4, 9, 3, 1),
         (2, 5, 16, 1, 3),
     ):
+        if num_q_heads // num_kv_heads > most:
+            continue
         shape = attention(head_dim, batch, max_pages, num_q_heads, num_kv_heads)
         yield {**shape, "splits": splits} if "splits" in artifact.manifest["dimensions"] else shape
 

@@ -151,6 +151,55 @@ fn a_packed_projection_holds_queries_keys_and_values() {
 }
 
 #[test]
+fn products_of_one_row_take_the_blocks_that_are_asked_for() {
+    let gated = artifact("streamed.bf16.bf16.norm_swiglu.short_s4");
+    let values = [("m", 1), ("n", 8960), ("k", 1536), ("tile_rows", 7), ("blocks", 128)];
+    let launches = resolve(gated, &values);
+    // Eight warps multiply, one copies.
+    assert_eq!((launches.len(), launches[0].grid, launches[0].launch.block), (1, [128, 1, 1], [288, 1, 1]));
+    assert_eq!(bytes(gated, "input", &values), 1536 * 4);
+    assert_eq!(bytes(gated, "weight", &values), 2 * 8960 * 1536 * 2);
+    // Two blocks and what the driver keeps of each fit a multiprocessor's 228 KiB.
+    let shared = launches[0].launch.dynamic_shared_memory + launches[0].launch.resources.static_shared_memory;
+    assert!(2 * (shared + 1024) <= 228 * 1024, "{shared}");
+}
+
+#[test]
+fn a_projection_reads_the_residual_stream_and_writes_heads() {
+    let projected = artifact("projected.bf16.128.present.s2");
+    let values = [
+        ("tokens", 1),
+        ("batch", 1),
+        ("hidden_size", 1536),
+        ("num_q_heads", 12),
+        ("num_kv_heads", 2),
+        ("head_dim", 128),
+        ("rotary_dim", 128),
+        ("page_size", 64),
+        ("num_pages", 40),
+        ("max_pages", 8),
+        ("max_positions", 1000),
+        ("blocks", 128),
+    ];
+    assert_eq!(resolve(projected, &values)[0].grid, [128, 1, 1]);
+    assert_eq!(bytes(projected, "weight", &values), 2048 * 1536 * 2);
+    assert_eq!(bytes(projected, "bias", &values), 2048 * 2);
+    assert_eq!(bytes(projected, "q_out", &values), 12 * 128 * 2);
+}
+
+#[test]
+fn a_cluster_of_eight_blocks_shares_a_sequence() {
+    let clustered = artifact("clustered.bf16.128.p8");
+    let values: Vec<_> = DECODE.iter().copied().filter(|(name, _)| *name != "splits").collect();
+    let launches = resolve(clustered, &values);
+    assert_eq!(
+        (launches.len(), launches[0].grid, launches[0].launch.cluster),
+        (1, [16, 5, 1], Some([8, 1, 1]))
+    );
+    assert_eq!(bytes(clustered, "partial_output", &values), 5 * 12 * 8 * 128 * 4);
+}
+
+#[test]
 fn a_vocabulary_is_cut_into_chunks() {
     let argmax = artifact("argmax.chunk_4096");
     let values = [("rows", 3), ("vocab_size", 151_936), ("max_sequences", 8)];
