@@ -1,11 +1,13 @@
 //! The artifacts as a provider of the contracts, for the conformance suite that every provider runs.
 
+mod fused;
 mod judged;
 mod norms;
 mod tokens;
 
 use crate::call::{Bench, Call, Outcome, failed};
 use crate::gates::Shape;
+pub(crate) use fused::NormedProducts;
 use half::bf16;
 use judged::{Judged, agrees, is_padding};
 pub(crate) use norms::NormedReference;
@@ -30,6 +32,8 @@ pub(crate) enum Choice {
     Splits(u64),
     /// Tokens at the end of the batch that belong to no sequence.
     Padding(usize),
+    /// Rows of a tile of the weight, where they are not fixed, and blocks that take turns at tiles.
+    Tiles { rows: u64, blocks: u64 },
 }
 
 /// Runs contracts through one artifact on one device; what that artifact does not admit is not covered.
@@ -103,6 +107,29 @@ impl OxideTile {
         }
     }
 
+    /// A product with its input staged; if the artifact normalizes it, as the residual stream with a norm's weights.
+    fn product<'a>(&self, asked: Request, input: &FloatView<'_, 2>) -> Result<Call<'a>, Refusal> {
+        let asked = self.tiled(asked);
+        if !self.has("norm", "rms") {
+            let mut call = Call::new(asked);
+            call.read_float("input", input)?;
+            return Ok(call);
+        }
+        let mut call = Call::new(asked.property("input", "f32").property("norm", "rms"));
+        call.read_list("input", &fused::stream(input));
+        call.read_list("norm_weight", &fused::weights(input.shape()[1]));
+        call.attribute("epsilon", fused::EPSILON);
+        Ok(call)
+    }
+
+    /// With the tiles that were chosen, as far as the artifact leaves them open.
+    fn tiled(&self, asked: Request) -> Request {
+        let Choice::Tiles { rows, blocks } = self.choice else { return asked };
+        let open = |name: &str| self.artifact.manifest().dimensions.contains_key(name);
+        let chosen = [("tile_rows", rows), ("blocks", blocks)].into_iter().filter(|(name, _)| open(name));
+        chosen.fold(asked, |asked, (name, value)| asked.dimension(name, value))
+    }
+
     /// Whether the artifact has a property with that value.
     pub(crate) fn has(&self, property: &str, value: &str) -> bool {
         self.artifact.manifest().properties.get(property).is_some_and(|found| found.to_string() == value)
@@ -156,8 +183,7 @@ impl Operators for OxideTile {
         if m == 0 {
             return Ok(());
         }
-        let mut call = Call::new(with(request(spec), &[("m", m)]));
-        call.read_float("input", &operands.input)?;
+        let mut call = self.product(with(request(spec), &[("m", m)]), &operands.input)?;
         call.read_float("weight", &dense_only("weight", &operands.weight)?)?;
         if let Some(bias) = &operands.bias {
             call.read_float("bias", bias)?;
@@ -179,8 +205,7 @@ impl Operators for OxideTile {
         if m == 0 {
             return Ok(());
         }
-        let mut call = Call::new(with(request(spec), &[("m", m)]));
-        call.read_float("input", &operands.input)?;
+        let mut call = self.product(with(request(spec), &[("m", m)]), &operands.input)?;
         call.read_float("weight", &dense_only("weight", &operands.weight)?)?;
         call.write_float("output", operands.output)?;
         self.run(call)
@@ -228,6 +253,9 @@ impl Operators for OxideTile {
         if tokens == 0 {
             return Ok(());
         }
+        if self.has("qkv", "projected") {
+            return fused::rope_append(self, spec, operands);
+        }
         let judged = Judged(Contract::ROPE_APPEND, operands.check_indices(spec));
         let qkv = packed(&[&operands.q, &operands.k, &operands.v]);
         let rotations = rotations(spec.config().rope.clone(), &operands.positions)?;
@@ -268,9 +296,12 @@ impl Operators for OxideTile {
         }
         let judged = Judged(Contract::PAGED_DECODE, operands.check_indices(spec));
         let asked = with(request(spec), &sizes(operands.k_pages.shape(), operands.block_table.shape()));
+        // Of a call by itself all keys were there before.
+        let settled = self.has("keys", "settled");
+        let asked = if settled { asked.property("keys", "settled") } else { asked };
         let mut call = Call::new(match self.choice {
             Choice::Splits(splits) => asked.dimension("splits", splits),
-            Choice::Plain | Choice::Padding(_) => asked,
+            Choice::Plain | Choice::Padding(_) | Choice::Tiles { .. } => asked,
         });
         call.read_float("q", &operands.q)?;
         call.read_float("k_pages", &operands.k_pages)?;

@@ -50,8 +50,15 @@ impl Shape {
             // More steps of k than any schedule has stages, and rows or columns over a tile's border.
             // More tiles than multiprocessors, so that a block takes a second one.
             ("gemm.dense", "prefill_gemm.dense") => &[("m", 133), ("n", 17_416), ("k", 136)],
+            // By the k that its schedule is for.
+            ("gemm.dense", "decode_gemm.streamed") => match manifest.dimensions.get("k").map(|k| k.min) {
+                Some(..=1056) => &[("m", 1), ("k", 1056)],
+                Some(..=2400) => &[("m", 1), ("k", 2400)],
+                _ => &[("m", 1), ("k", 4640)],
+            },
             ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
+            ("kv_cache.rope_append", "decode_gemm.projected") => &[("tokens", 1), ("num_q_heads", 9)],
             ("kv_cache.rope_append", _) => &[("tokens", 135), ("num_q_heads", 9)],
             ("attention.paged_decode", _) => &[("batch", 10), ("num_q_heads", 7)],
             ("attention.paged_prefill", _) => &[("batch", 4), ("tokens", 261), ("num_q_heads", 2)],

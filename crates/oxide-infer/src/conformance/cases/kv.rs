@@ -90,6 +90,11 @@ fn models() -> Vec<Case> {
     {
         cases.push(Case::new(shape(q, kv, head_dim), &mixed, Spacing::Dense));
     }
+    for head_dim in [64, 128] {
+        for ([q, kv], kv_len) in [([9, 3], 131), ([12, 2], 64), ([7, 1], 65), ([2, 2], 1)] {
+            cases.push(Case::new(shape(q, kv, head_dim), &[(1, kv_len)], Spacing::Dense));
+        }
+    }
     for (batch, head_dim) in [(17, 128), (256, 64)] {
         let lens: Vec<_> = (0..batch).map(|i| (1, (i * 37 + 63) % 131 + 1)).collect();
         cases.push(Case::new(shape(2, 1, head_dim), &lens, Spacing::Dense));
@@ -121,6 +126,18 @@ const FAULTS: [Fault; 15] = [
     ("a negative page", |_, case| case.batch.table[0][0] = -7),
 ];
 
+/// What may be wrong with the only token of a batch.
+const FAULTS_OF_ONE: [Fault; 4] = [
+    ("a negative position of the only token", |_, case| case.positions[0] = -1),
+    ("a position of the only token past the block table", |_, case| {
+        case.positions[0] = case.batch.capacity();
+    }),
+    ("a page of the only token past the pool", |_, case| {
+        case.batch.table[0][1] = case.batch.num_pages as i32;
+    }),
+    ("a negative page of the only token", |_, case| case.batch.table[0][1] = -7),
+];
+
 /// Batches that are right until a fault is put in: 3 + 1 tokens, the last one just over a page, 3 pages to a row. Small,
 /// and as models have it.
 fn good() -> impl Iterator<Item = Case> {
@@ -133,11 +150,22 @@ fn good() -> impl Iterator<Item = Case> {
     })
 }
 
+/// One token, just over a page.
+fn good_of_one() -> impl Iterator<Item = Case> {
+    good().map(|case| Case::new(case.shape, &[(1, case.shape.paging.page_size as i32 + 1)], Spacing::Dense))
+}
+
+/// Every batch that is right, with every fault of it.
+fn faulty() -> impl Iterator<Item = (Case, Fault)> {
+    let of_one = good_of_one().flat_map(|case| FAULTS_OF_ONE.map(|fault| (case.clone(), fault)));
+    good().flat_map(|case| FAULTS.map(|fault| (case.clone(), fault))).chain(of_one)
+}
+
 pub(super) fn run_append(suite: &mut Suite<'_>) {
     for case in cases().into_iter().chain(models()) {
         append(suite, case.shape, &case, "");
     }
-    for (mut case, (what, fault)) in good().flat_map(|case| FAULTS.map(|fault| (case.clone(), fault))) {
+    for (mut case, (what, fault)) in faulty() {
         let mut spec = case.shape;
         fault(&mut spec, &mut case);
         append(suite, spec, &case, what);
@@ -153,7 +181,7 @@ pub(super) fn run_rope_append(suite: &mut Suite<'_>) {
             rope_and_append(suite, case.shape, pairing, &case, "");
         }
     }
-    for (mut case, (what, fault)) in good().flat_map(|case| FAULTS.map(|fault| (case.clone(), fault))) {
+    for (mut case, (what, fault)) in faulty() {
         let mut spec = case.shape;
         fault(&mut spec, &mut case);
         rope_and_append(suite, spec, Pairing::NeoX, &case, what);

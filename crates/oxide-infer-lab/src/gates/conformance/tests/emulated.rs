@@ -1,5 +1,7 @@
 //! What `docs/artifacts.md` says that the kernels of tokens and positions do, on the host, from their operands alone.
 
+mod products;
+
 use half::bf16;
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{
@@ -33,7 +35,13 @@ pub(super) fn documented(
             return gather(memory, dimensions, table);
         }
         "sampling.record_history" => return record_history(memory, dimensions),
-        "kv_cache.rope_append" => return rope_append(memory, dimensions, has("qk_norm", "present")),
+        "gemm.dense" => products::product(memory, dimensions, manifest),
+        "kv_cache.rope_append" => {
+            if has("qkv", "projected") {
+                products::project(memory);
+            }
+            return rope_append(memory, dimensions, has("qk_norm", "present"));
+        }
         "sampling.sample" => sample(memory, dimensions),
         "sampling.log_probabilities" => top(memory, dimensions),
         other => panic!("{other} is not emulated"),
@@ -78,6 +86,15 @@ pub(super) fn with_a_token_for_padding(a: &Artifact, d: &Dimensions, m: &mut Mem
 pub(super) fn with_no_row_status(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
     let fault = documented(a, d, m);
     m.get_mut("row_status").unwrap().fill(0);
+    fault
+}
+
+/// The residual stream goes into the product as it is.
+pub(super) fn with_no_norm(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+    let norm_weight = list::<bf16>(m, "norm_weight");
+    put(m, "norm_weight", &vec![bf16::ONE; norm_weight.len()]);
+    let fault = documented(a, d, m);
+    put(m, "norm_weight", &norm_weight);
     fault
 }
 
