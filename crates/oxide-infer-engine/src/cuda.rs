@@ -1,7 +1,8 @@
 //! The CUDA executor: a model's operators lowered to kernel artifacts, with paged KV in device memory.
 //!
 //! Everything that a step can need is settled when the model is loaded. `lower` fuses the decoder's operators as far as
-//! artifacts do, `plan` finds an artifact for every operator in every batch class or says which ones are missing,
+//! artifacts do in every batch class and `fuse` further in those of one row, `plan` finds an artifact for every operator in
+//! every class or says which ones are missing,
 //! `memory` sizes and allocates device memory, and `bind` fixes every launch to its addresses. A step then only writes its
 //! tables into pinned memory, enqueues copies and launches that exist already, and reads sampled tokens one step later.
 //!
@@ -12,6 +13,7 @@ mod bind;
 mod body;
 mod classes;
 mod executor;
+mod fuse;
 mod head;
 mod history;
 mod inputs;

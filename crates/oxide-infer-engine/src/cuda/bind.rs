@@ -1,5 +1,7 @@
 //! Operators with every address fixed.
 
+mod fused;
+
 use super::classes::StepClass;
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::{Activation, CudaOperator, HeadNorms, Norm, Residual};
@@ -118,8 +120,8 @@ impl Binder<'_> {
         let layout = BodyLayout::new(class, self.requests.sizes.max_pages());
         let mut operators = Sequence::default();
         self.embed(class, &layout, &mut operators)?;
-        let model = self.requests.model;
-        for (layer, lowered) in model.layers.iter().enumerate() {
+        let step = self.requests.step(class);
+        for (layer, lowered) in step.layers.iter().enumerate() {
             for operator in lowered {
                 self.layer(operator, layer, class, &layout, &mut operators)?;
             }
@@ -128,8 +130,13 @@ impl Binder<'_> {
             StepClass::Decode { rows } => {
                 // Every row of a decode step is sampled: the head reads the residual stream itself.
                 let hidden = self.buffers.hidden()?;
-                self.head_norm(rows, &hidden, &mut operators)?;
-                self.logits(rows, &mut operators)?;
+                match &step.logits {
+                    Some(request) => self.normed_logits(request, &mut operators)?,
+                    None => {
+                        self.head_norm(rows, &hidden, &mut operators)?;
+                        self.logits(rows, &mut operators)?;
+                    }
+                }
                 match self.decode_launch {
                     DecodeLaunch::Graph => Some(Graph::capture(stream, |scope| operators.enqueue(scope))?),
                     DecodeLaunch::Eager => None,
@@ -249,6 +256,7 @@ impl Binder<'_> {
                 self.rope_append(&request, *head_norms, layer, layout, to)
             }
             CudaOperator::Attention { .. } => self.attention(&request, layer, class, layout, to),
+            CudaOperator::Fused(fused) => self.fused(fused, layer, layout, to),
             CudaOperator::Other(_) => unreachable!("it has no request"),
         }
     }

@@ -120,9 +120,9 @@ pub fn load_cuda_on(
     upload(context, &model, &weights, &layout, &buffers.weights, progress)?;
     let status = StatusWord::new(context)?;
     let mut counters = OperatorCounters::default();
-    let mut loader = Loader::new(context, registry);
+    let mut loader = Loader::new(context, registry.clone());
     let mut binder = Binder {
-        requests: Requests { config, model: &model, sizes: &sizes },
+        requests: Requests { config, model: &model, sizes: &sizes, registry: &registry },
         plans: Plans::new(&mut loader),
         buffers: &buffers,
         weights: &layout,
@@ -176,13 +176,13 @@ fn fit(
         pool_pages: 2,
         multiprocessors: context.device().multiprocessors as usize,
     };
-    let workspace = Requests { config, model, sizes: &sizes }.cover(registry)?;
+    let workspace = Requests { config, model, sizes: &sizes, registry }.cover()?;
     let fixed = MemorySizes::new(config, &sizes, workspace).bytes() + weights.bytes() as u64;
     let left = context.memory_info()?.free.saturating_sub(fixed);
     let limits = options.limits(config, page_bytes(config), left)?;
     sizes.max_model_len = limits.max_model_len;
     sizes.pool_pages = limits.num_pages + 1;
-    let workspace = Requests { config, model, sizes: &sizes }.cover(registry)?;
+    let workspace = Requests { config, model, sizes: &sizes, registry }.cover()?;
     let memory = MemorySizes::new(config, &sizes, workspace);
     Ok(Fit { limits, sizes, memory })
 }

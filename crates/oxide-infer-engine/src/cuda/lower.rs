@@ -1,5 +1,6 @@
 //! From the decoder's operators to those that artifacts compute.
 
+use super::fuse::Fused;
 use crate::model::{Buffer, DenseDecoder, Matrix, ModelConfig, Operator, Vector, Write};
 use oxide_infer::DType;
 use std::num::NonZeroU32;
@@ -43,6 +44,8 @@ pub(super) enum CudaOperator {
     RopeAppend { head_norms: Option<HeadNorms> },
     /// `Attention = paged attention of Rotated`
     Attention { window: Option<NonZeroU32> },
+    /// Several of these in one; made for a class, never by lowering.
+    Fused(Fused),
     /// What no artifact computes, in the words of the decoder.
     Other(String),
 }

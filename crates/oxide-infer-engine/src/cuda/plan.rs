@@ -13,6 +13,7 @@ use oxide_infer_cuda::artifact::{Registry, Request, SelectError};
 use oxide_infer_cuda::runtime::{Loader, OperatorPlan, PlanError, Workspace};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::num::NonZeroU32;
 use std::rc::Rc;
 
 /// An operator of a model that no artifact computes.
@@ -62,7 +63,7 @@ pub fn check_coverage(
         multiprocessors: HOPPER_MULTIPROCESSORS,
     };
     let model = CudaModel::new(&DenseDecoder::new(config));
-    Requests { config, model: &model, sizes: &sizes }.cover(registry).map(drop)
+    Requests { config, model: &model, sizes: &sizes, registry }.cover().map(drop)
 }
 
 /// What requests depend on beside the model.
@@ -114,13 +115,14 @@ pub(super) struct Requests<'a> {
     pub(super) config: &'a ModelConfig,
     pub(super) model: &'a CudaModel,
     pub(super) sizes: &'a PlanSizes,
+    pub(super) registry: &'a Registry,
 }
 
 fn request(contract: &str) -> Request {
     Request::new(contract, 1)
 }
 
-fn with(request: Request, properties: &[(&str, &str)], dimensions: &[(&str, usize)]) -> Request {
+pub(super) fn with(request: Request, properties: &[(&str, &str)], dimensions: &[(&str, usize)]) -> Request {
     let request = properties.iter().fold(request, |r, (name, value)| r.property(name, *value));
     dimensions.iter().fold(request, |r, (name, value)| r.dimension(name, *value as u64))
 }
@@ -157,28 +159,23 @@ impl Requests<'_> {
                 dense_request(tokens, &[*gate], DType::BF16, &[("activation", "swiglu")])
             }
             CudaOperator::RopeAppend { head_norms } => self.rope_append(class, head_norms.as_ref()),
-            CudaOperator::Attention { window } => {
-                // A window that no sequence outgrows hides nothing.
-                let window = window.filter(|window| (window.get() as usize) < self.sizes.max_model_len);
-                let window = window.map_or("none".to_owned(), |window| window.to_string());
-                self.attention(class).property("window", window.as_str())
-            }
+            CudaOperator::Attention { window } => self.windowed(self.attention(class), *window),
+            CudaOperator::Fused(fused) => self.fused(fused),
             CudaOperator::Other(_) => return None,
         })
     }
 
     fn rope_append(&self, class: StepClass, head_norms: Option<&HeadNorms>) -> Request {
-        let properties = [
-            ("dtype", "bf16"),
-            ("pairing", "neox"),
-            ("kv_dtype", "bf16"),
-            ("page_layout", "hnd"),
-            ("qkv", "packed"),
-            ("qk_norm", head_norms.map_or("absent", |_| "present")),
-        ];
+        let properties = [("qkv", "packed"), ("qk_norm", head_norms.map_or("absent", |_| "present"))];
+        with(self.rope(class.tokens()), &properties, &[("batch", class.table_rows())])
+    }
+
+    /// What every form of the rotary append has.
+    pub(super) fn rope(&self, tokens: usize) -> Request {
+        let properties =
+            [("dtype", "bf16"), ("pairing", "neox"), ("kv_dtype", "bf16"), ("page_layout", "hnd")];
         let dimensions = [
-            ("tokens", class.tokens()),
-            ("batch", class.table_rows()),
+            ("tokens", tokens),
             ("rotary_dim", self.config.head_dim),
             ("max_positions", self.sizes.max_model_len),
         ];
@@ -186,6 +183,24 @@ impl Requests<'_> {
     }
 
     fn attention(&self, class: StepClass) -> Request {
+        match class {
+            StepClass::Decode { rows } => match self.splits(rows) {
+                1 => self.paged_decode(rows),
+                splits => self.paged_decode(rows).dimension("splits", splits as u64),
+            },
+            StepClass::Mixed { tokens, sequences } => {
+                let request = self.attends("attention.paged_prefill", sequences);
+                with(request, &[("mask", "causal")], &[("tokens", tokens)])
+            }
+        }
+    }
+
+    /// Attention of one query a sequence.
+    pub(super) fn paged_decode(&self, rows: usize) -> Request {
+        self.attends("attention.paged_decode", rows)
+    }
+
+    fn attends(&self, contract: &str, sequences: usize) -> Request {
         let properties = [
             ("dtype", "bf16"),
             ("soft_cap", "none"),
@@ -193,20 +208,14 @@ impl Requests<'_> {
             ("kv_dtype", "bf16"),
             ("page_layout", "hnd"),
         ];
-        let batch = ("batch", class.sequences());
-        match class {
-            StepClass::Decode { rows } => {
-                let request = with(self.paged("attention.paged_decode"), &properties, &[batch]);
-                match self.splits(rows) {
-                    1 => request,
-                    splits => request.dimension("splits", splits as u64),
-                }
-            }
-            StepClass::Mixed { tokens, .. } => {
-                let request = with(self.paged("attention.paged_prefill"), &properties, &[batch]);
-                with(request, &[("mask", "causal")], &[("tokens", tokens)])
-            }
-        }
+        with(self.paged(contract), &properties, &[("batch", sequences)])
+    }
+
+    /// Attention with a window. One that no sequence outgrows hides nothing.
+    pub(super) fn windowed(&self, attention: Request, window: Option<NonZeroU32>) -> Request {
+        let window = window.filter(|window| (window.get() as usize) < self.sizes.max_model_len);
+        let window = window.map_or("none".to_owned(), |window| window.to_string());
+        attention.property("window", window.as_str())
     }
 
     /// Blocks that share the pages of a sequence: one block a multiprocessor, and no more than merging is worth
@@ -286,7 +295,8 @@ impl Requests<'_> {
         for class in self.sizes.classes.steps() {
             all.push(("embedding".to_owned(), Ok(self.embed(class))));
             let mut seen = Vec::new();
-            for operator in self.model.layers.iter().flatten() {
+            let step = self.step(class);
+            for operator in step.layers.iter().flatten() {
                 let asked = self.layer(operator, class).ok_or_else(|| match operator {
                     CudaOperator::Other(text) => format!("no artifact computes \"{text}\""),
                     _ => unreachable!("every other operator has a contract"),
@@ -295,6 +305,9 @@ impl Requests<'_> {
                     seen.push(asked.clone());
                     all.push((operator.name().to_owned(), asked));
                 }
+            }
+            if let Some(logits) = step.logits {
+                all.push((HeadOperator::Logits.name().to_owned(), Ok(logits)));
             }
         }
         for &rows in &self.sizes.classes.head {
@@ -306,11 +319,11 @@ impl Requests<'_> {
     }
 
     /// Checks that every operator has its artifact in every class, and says how many bytes of workspace the largest needs.
-    pub(super) fn cover(&self, registry: &Registry) -> Result<usize, UncoveredError> {
+    pub(super) fn cover(&self) -> Result<usize, UncoveredError> {
         let mut missing: BTreeMap<String, Uncovered> = BTreeMap::new();
         let mut workspace = 0;
         for (operator, asked) in self.all() {
-            let needed = asked.and_then(|request| workspace_bytes(registry, &request));
+            let needed = asked.and_then(|request| workspace_bytes(self.registry, &request));
             match needed {
                 Ok(bytes) => workspace = workspace.max(bytes),
                 // Of the classes of one operator the first that is missing says enough.
@@ -347,7 +360,12 @@ fn norm_request(tokens: usize, hidden_size: usize) -> Request {
     with(request("normalization.rms_norm"), &properties, &dimensions)
 }
 
-fn dense_request(tokens: usize, weights: &[Matrix], output: DType, epilogue: &[(&str, &str)]) -> Request {
+pub(super) fn dense_request(
+    tokens: usize,
+    weights: &[Matrix],
+    output: DType,
+    epilogue: &[(&str, &str)],
+) -> Request {
     let (n, k) = (weights.iter().map(|weight| weight.rows).sum(), weights[0].cols);
     let properties = [("input", "bf16"), ("weight", "bf16"), ("output", output.name())];
     let plain = with(request("gemm.dense"), &properties, &[("m", tokens), ("n", n), ("k", k)]);
@@ -365,6 +383,7 @@ impl CudaOperator {
             Self::DenseSwiGlu { .. } => "gate and up projection",
             Self::RopeAppend { .. } => "rotary embedding and append",
             Self::Attention { .. } => "attention",
+            Self::Fused(fused) => fused.name(),
             Self::Other(_) => "an operator of the decoder",
         }
     }

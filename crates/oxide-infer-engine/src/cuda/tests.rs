@@ -229,10 +229,21 @@ fn options_that_do_not_fit_say_what_would() {
     assert_eq!(device.driver.live_allocations(), 0);
 }
 
+/// A model of two layers: hidden size, feed-forward, query heads, KV heads, head_dim, vocabulary.
+pub(super) fn published(architecture: Architecture, shape: [usize; 6]) -> crate::model::ModelConfig {
+    let [hidden, inner, heads, kv_heads, head_dim, vocab] = shape;
+    let config = json!({
+        "architectures": [architecture.json_name()], "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        "head_dim": head_dim, "vocab_size": vocab, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
+        "hidden_act": "silu", "rope_theta": 1e6, "tie_word_embeddings": true, "sliding_window": null
+    });
+    crate::model::ModelConfig::from_json(&config.to_string()).unwrap()
+}
+
 #[test]
 fn every_dense_decoder_family_is_covered_at_its_published_shapes() {
     let registry = Registry::embedded(Target::hopper()).unwrap();
-    // Hidden size, feed-forward, query heads, KV heads, head_dim, vocabulary.
     let shapes = [
         ("Qwen2.5-0.5B", Architecture::Qwen2, [896, 4864, 14, 2, 64, 151_936]),
         ("Qwen2.5-1.5B", Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]),
@@ -244,14 +255,8 @@ fn every_dense_decoder_family_is_covered_at_its_published_shapes() {
         ("Mistral-7B", Architecture::Mistral, [4096, 14_336, 32, 8, 128, 32_768]),
         ("SmolLM2-135M", Architecture::Llama, [576, 1536, 9, 3, 64, 49_152]),
     ];
-    for (name, architecture, [hidden, inner, heads, kv_heads, head_dim, vocab]) in shapes {
-        let config = json!({
-            "architectures": [architecture.json_name()], "hidden_size": hidden, "intermediate_size": inner,
-            "num_hidden_layers": 2, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
-            "head_dim": head_dim, "vocab_size": vocab, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6,
-            "hidden_act": "silu", "rope_theta": 1e6, "tie_word_embeddings": true, "sliding_window": null
-        });
-        let config = crate::model::ModelConfig::from_json(&config.to_string()).unwrap();
+    for (name, architecture, shape) in shapes {
+        let config = published(architecture, shape);
         let covered = check_coverage(&config, &registry, &CudaOptions::default());
         assert!(covered.is_ok(), "{name}: {}", covered.unwrap_err());
     }
@@ -270,4 +275,14 @@ fn two_steps_are_in_flight_and_a_third_is_refused() {
     executor.collect(&mut output).unwrap();
     executor.collect(&mut output).unwrap();
     assert!(executor.collect(&mut output).is_err());
+}
+
+#[test]
+fn a_decode_step_of_one_row_has_five_operators_a_layer_and_others_have_eight() {
+    let executor = load(&device(), &OPTIONS).unwrap();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let layers = executor.num_pools / 2;
+    // The embedding, the layers, and the head.
+    assert_eq!(lens[0], 1 + 5 * layers + 1);
+    assert!(lens[1..].iter().all(|&len| len == 1 + 8 * layers + 2), "{lens:?}");
 }

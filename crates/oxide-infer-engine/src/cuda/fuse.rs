@@ -1,0 +1,168 @@
+//! Fewer operators for a decode step of one row: what stands around a product is computed with it.
+//!
+//! At one row a step is as long as reading the weights takes, plus what every launch adds. Kernels of one row read weights
+//! before the operator ahead has ended and leave no operator that only norms, turns or appends. At more rows those kernels lose
+//! to the plain ones (measured, see `docs/artifacts.md`), so every other class has the operators as they were lowered.
+
+#[cfg(test)]
+mod tests;
+mod tiles;
+
+use super::classes::StepClass;
+use super::lower::{Activation, CudaOperator, Norm, Residual};
+use super::plan::{Requests, dense_request, with};
+use crate::model::{Matrix, Vector};
+use oxide_infer::DType;
+use oxide_infer_cuda::artifact::Request;
+use std::borrow::Cow;
+use std::num::NonZeroU32;
+use tiles::Tiles;
+
+/// The operators of a step in one class.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Step<'a> {
+    /// Of every layer, in order.
+    pub(super) layers: Cow<'a, [Vec<CudaOperator>]>,
+    /// What is asked for to make logits of the residual stream at the end of a decode step, if that is one operator and not
+    /// the head's two.
+    pub(super) logits: Option<Request>,
+}
+
+/// Several operators in one, over the one row of a step; or an operator that needs to know that there is but one.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Fused {
+    /// `Rotated = rope(query)` of heads projected from `rms_norm(Hidden)`, keys and values into their pages.
+    Projection {
+        norm: Norm,
+        /// Of query, key and value.
+        weights: Vec<Matrix>,
+        bias: Option<Vec<Vector>>,
+    },
+    /// `Activated = silu(normed · gateᵀ) · (normed · upᵀ)`, `normed = rms_norm(Hidden)`
+    SwiGlu { norm: Norm, gate: Matrix, up: Matrix },
+    /// `Hidden = Hidden + input · weightᵀ`
+    Residual { input: Activation, weight: Matrix },
+    /// `Attention = paged attention of Rotated`; of the keys only the last is new.
+    Attention { window: Option<NonZeroU32> },
+}
+
+impl Fused {
+    /// What errors call it.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Projection { .. } => "query, key and value projection",
+            Self::SwiGlu { .. } => "gate and up projection",
+            Self::Residual { input: Activation::Attention, .. } => "attention output projection",
+            Self::Residual { .. } => "down projection",
+            Self::Attention { .. } => "attention",
+        }
+    }
+}
+
+impl<'a> Requests<'a> {
+    /// The operators of a class.
+    pub(super) fn step(&self, class: StepClass) -> Step<'a> {
+        if class != (StepClass::Decode { rows: 1 }) || self.normalizes_heads() {
+            return Step { layers: Cow::Borrowed(&self.model.layers), logits: None };
+        }
+        Step {
+            layers: self.model.layers.iter().map(|operators| self.fuse(operators)).collect(),
+            logits: Some(self.normed_logits()).filter(|request| self.admitted(request)),
+        }
+    }
+
+    /// No kernel normalizes heads between their projection and their turn.
+    fn normalizes_heads(&self) -> bool {
+        let mut operators = self.model.layers.iter().flatten();
+        operators.any(|operator| matches!(operator, CudaOperator::RopeAppend { head_norms: Some(_) }))
+    }
+
+    fn fuse(&self, operators: &[CudaOperator]) -> Vec<CudaOperator> {
+        let (mut rest, mut fused) = (operators, Vec::new());
+        while let Some(first) = rest.first() {
+            let (operator, used) = match first_fused(rest) {
+                Some((made, used)) if self.admitted(&self.fused(&made)) => (CudaOperator::Fused(made), used),
+                _ => (first.clone(), 1),
+            };
+            fused.push(operator);
+            rest = &rest[used..];
+        }
+        fused
+    }
+
+    /// Whether an artifact computes it; models outside its domain keep the operators that it stands for.
+    fn admitted(&self, request: &Request) -> bool {
+        self.registry.select(request).is_ok()
+    }
+
+    /// What is asked of the artifacts for it.
+    pub(super) fn fused(&self, fused: &Fused) -> Request {
+        match fused {
+            Fused::Projection { norm, bias, .. } => self.projection(norm, bias.is_some()),
+            Fused::SwiGlu { gate, .. } => {
+                let plain = dense_request(1, &[*gate], DType::BF16, &[("activation", "swiglu")]);
+                normed(self.tiled(plain, gate.rows, tiles::PAIRS))
+            }
+            Fused::Residual { weight, .. } => {
+                let epilogue = [("bias", "absent"), ("residual", "present")];
+                let plain = dense_request(1, &[*weight], Activation::Hidden.dtype(), &epilogue);
+                self.tiled(plain, weight.rows, tiles::ROWS)
+            }
+            Fused::Attention { window } => {
+                self.windowed(self.paged_decode(1).property("keys", "settled"), *window)
+            }
+        }
+    }
+
+    fn normed_logits(&self) -> Request {
+        let weight = self.model.head.output;
+        let plain = dense_request(1, &[weight], DType::F32, &[("bias", "absent"), ("residual", "absent")]);
+        normed(self.tiled(plain, weight.rows, tiles::ROWS))
+    }
+
+    fn projection(&self, norm: &Norm, biased: bool) -> Request {
+        let properties = [
+            ("qkv", "projected"),
+            ("norm", "rms"),
+            ("bias", if biased { "bf16" } else { "absent" }),
+            ("qk_norm", "absent"),
+        ];
+        let width = Activation::Projected.width(self.config);
+        let Tiles { blocks, .. } = Tiles::of(width, tiles::ROWS, self.sizes.multiprocessors);
+        let dimensions = [("batch", 1), ("hidden_size", norm.weight.len), ("blocks", blocks)];
+        with(self.rope(1), &properties, &dimensions)
+    }
+
+    fn tiled(&self, request: Request, rows: usize, largest: usize) -> Request {
+        let tiles = Tiles::choose(rows, largest, self.sizes.multiprocessors);
+        with(request, &[], &[("tile_rows", tiles.rows), ("blocks", tiles.blocks)])
+    }
+}
+
+/// The operator that the first ones make, and how many those are.
+fn first_fused(operators: &[CudaOperator]) -> Option<(Fused, usize)> {
+    use CudaOperator as O;
+    match operators {
+        [
+            O::RmsNorm(norm),
+            O::Dense { weights, bias, output: Activation::Projected, .. },
+            O::RopeAppend { head_norms: None },
+            ..,
+        ] => Some((Fused::Projection { norm: *norm, weights: weights.clone(), bias: bias.clone() }, 3)),
+        [O::RmsNorm(norm), O::DenseSwiGlu { gate, up }, ..] => {
+            Some((Fused::SwiGlu { norm: *norm, gate: *gate, up: *up }, 2))
+        }
+        [O::Dense { input, weights, bias: None, residual: Residual::Present, .. }, ..] => {
+            let [weight] = weights[..] else { return None };
+            Some((Fused::Residual { input: *input, weight }, 1))
+        }
+        [O::Attention { window }, ..] => Some((Fused::Attention { window: *window }, 1)),
+        _ => None,
+    }
+}
+
+/// Of the residual stream, normalized on its way in.
+fn normed(request: Request) -> Request {
+    let properties = [("input", Activation::Hidden.dtype().name()), ("norm", "rms")];
+    with(request, &properties, &[])
+}

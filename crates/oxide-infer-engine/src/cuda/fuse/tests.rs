@@ -1,0 +1,99 @@
+//! Which operators are fused, in which classes, of which models.
+
+use super::*;
+use crate::cuda::classes::Classes;
+use crate::cuda::lower::CudaModel;
+use crate::cuda::plan::PlanSizes;
+use crate::cuda::tests::published;
+use crate::model::{Architecture, DenseDecoder, ModelConfig};
+use oxide_infer_cuda::artifact::{Registry, Target};
+
+const ONE: StepClass = StepClass::Decode { rows: 1 };
+
+/// A layer's operators in a class, by name, and whether logits are made by one operator.
+fn layer(config: &ModelConfig, class: StepClass) -> (Vec<String>, bool) {
+    let model = CudaModel::new(&DenseDecoder::new(config));
+    let sizes = PlanSizes {
+        classes: Classes::new(8, 64),
+        max_sequences: 8,
+        max_model_len: 4096,
+        pool_pages: 100,
+        multiprocessors: 132,
+    };
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let requests = Requests { config, model: &model, sizes: &sizes, registry: &registry };
+    let step = requests.step(class);
+    let name = |operator: &CudaOperator| match operator {
+        CudaOperator::Fused(fused) => format!("fused {}", fused.name()),
+        other => other.name().to_owned(),
+    };
+    let [first, last] = &step.layers[..] else { panic!("the model has two layers") };
+    let names: Vec<_> = first.iter().map(name).collect();
+    assert_eq!(names, last.iter().map(name).collect::<Vec<_>>());
+    (names, step.logits.is_some())
+}
+
+fn names<const N: usize>(names: [&str; N], logits: bool) -> (Vec<String>, bool) {
+    (names.map(str::to_owned).to_vec(), logits)
+}
+
+const LOWERED: [&str; 8] = [
+    "normalization",
+    "query, key and value projection",
+    "rotary embedding and append",
+    "attention",
+    "attention output projection",
+    "normalization",
+    "gate and up projection",
+    "down projection",
+];
+const FUSED: [&str; 5] = [
+    "fused query, key and value projection",
+    "fused attention",
+    "fused attention output projection",
+    "fused gate and up projection",
+    "fused down projection",
+];
+
+#[test]
+fn a_layer_is_five_operators_at_one_row_and_as_lowered_in_every_other_class() {
+    let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
+    assert_eq!(layer(&config, ONE), names(FUSED, true));
+    for class in [
+        StepClass::Decode { rows: 2 },
+        StepClass::Decode { rows: 8 },
+        StepClass::Mixed { tokens: 1, sequences: 1 },
+        StepClass::Mixed { tokens: 64, sequences: 4 },
+    ] {
+        assert_eq!(layer(&config, class), names(LOWERED, false), "{class:?}");
+    }
+}
+
+#[test]
+fn published_shapes_without_head_norms_are_fused() {
+    for (architecture, shape) in [
+        (Architecture::Qwen2, [896, 4864, 14, 2, 64, 151_936]),
+        (Architecture::Qwen2, [3584, 18_944, 28, 4, 128, 152_064]),
+        (Architecture::Llama, [2048, 8192, 32, 8, 64, 128_256]),
+        (Architecture::Llama, [4096, 14_336, 32, 8, 128, 128_256]),
+        (Architecture::Mistral, [4096, 14_336, 32, 8, 128, 32_768]),
+        (Architecture::Llama, [576, 1536, 9, 3, 64, 49_152]),
+    ] {
+        assert_eq!(layer(&published(architecture, shape), ONE), names(FUSED, true), "{shape:?}");
+    }
+}
+
+#[test]
+fn models_that_normalize_heads_keep_their_operators() {
+    let config = published(Architecture::Qwen3, [1024, 3072, 16, 8, 128, 151_936]);
+    assert_eq!(layer(&config, ONE), names(LOWERED, false));
+}
+
+#[test]
+fn operators_outside_the_domains_of_fused_artifacts_stay_as_they_are() {
+    // Longer rows than a block normalizes, and more query heads to a key than half a tensor core's rows.
+    let config = published(Architecture::Llama, [5120, 13_824, 40, 4, 128, 32_000]);
+    let mut kept = LOWERED;
+    (kept[4], kept[7]) = ("fused attention output projection", "fused down projection");
+    assert_eq!(layer(&config, ONE), names(kept, false));
+}
