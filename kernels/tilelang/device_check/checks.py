@@ -224,7 +224,7 @@ BAD_INPUTS = {
 def compare_bits(modules: Mapping[str, Module]) -> dict[str, Any]:
     """Per epilogue, schedule and m: the share of one row's elements that have the first schedule's bits."""
     report: dict[str, Any] = {}
-    products = [m for m in modules.values() if m.artifact.manifest["contract"] == "gemm.dense"]
+    products = [m for m in modules.values() if m.artifact.kernel.startswith(("gemm.", "prefill_gemm."))]
     for module in products:
         key = ".".join(str(v) for v in module.artifact.variant.values())
         group = report.setdefault(key, {"rows": {}})

@@ -87,7 +87,7 @@ fn models() -> Vec<(usize, [usize; 2])> {
         models.extend([(m, [136, 264]), (m, more[0]), (m, more[1])]);
     }
     // Kernels of one row are made for a `k` in multiples of 32, by its size.
-    models.extend([[200, 1056], [1000, 32], [72, 2400], [40, 4640], [8, 19_456]].map(|size| (1, size)));
+    models.extend([[200, 1056], [1000, 32], [72, 2400], [40, 4640], [8, 9728]].map(|size| (1, size)));
     models
 }
 
