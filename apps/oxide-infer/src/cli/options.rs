@@ -131,7 +131,7 @@ pub(crate) struct DoctorArgs {
 Examples:
   oxide-infer artifacts list
   oxide-infer artifacts verify
-  oxide-infer artifacts show rms_norm.bf16.warp8_2k
+  oxide-infer artifacts show rms_norm.bf16.up_to_2k
   oxide-infer artifacts --directory ./build verify")]
 pub(crate) struct ArtifactsArgs {
     /// Use the artifacts in this folder instead of those in the binary
