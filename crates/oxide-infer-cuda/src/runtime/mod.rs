@@ -24,7 +24,9 @@ pub use graph::{Graph, GraphError};
 pub use kernel::{Access, Argument, BoundLaunch, Kernel, KernelError, MAX_PARAMETERS, Module};
 pub use memory::{DeviceMemory, PinnedMemory, Region, RegionError, Span};
 pub use memory_plan::{Listing, MemoryPlan, MemoryPlanError, Part, Remedies, Remedy};
-pub use operator::{BindError, BoundOperator, Loader, Operands, OperatorPlan, PlanError, Workspace};
+pub use operator::{
+    BindError, BoundOperator, EarlyLaunch, Loader, Operands, OperatorPlan, PlanError, Workspace,
+};
 pub use scope::{CommandScope, EnqueueError};
 pub use status::StatusWord;
 pub use stream::{Event, Stream};

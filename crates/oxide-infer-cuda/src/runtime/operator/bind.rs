@@ -1,6 +1,6 @@
 //! Operands checked against a manifest, and laid out as kernel parameters.
 
-use super::{BindError, Operands, OperatorPlan};
+use super::{BindError, EarlyLaunch, Operands, OperatorPlan};
 use crate::artifact::manifest::{Element, Operand, Role};
 use crate::artifact::{Manifest, ResolvedLaunch, ResolvedParameter, ResolvedTensorMap};
 use crate::driver::{LaunchShape, Serialization, TensorMapRecipe};
@@ -77,9 +77,11 @@ impl<'a> Binder<'a> {
             block: launch.launch.block,
             shared_bytes: launch.launch.dynamic_shared_memory,
             cluster: launch.launch.cluster,
-            serialization: match launch.launch.programmatic_stream_serialization {
-                true => Serialization::Programmatic,
-                false => Serialization::Full,
+            serialization: match self.plan.early_launch {
+                EarlyLaunch::WhereKernelsWait if launch.launch.programmatic_stream_serialization => {
+                    Serialization::Programmatic
+                }
+                EarlyLaunch::WhereKernelsWait | EarlyLaunch::Never => Serialization::Full,
             },
         };
         // SAFETY: kernel and parameters are of one verified manifest, whose parameter sizes match the machine code; every
