@@ -296,9 +296,6 @@ impl Operators for OxideTile {
         }
         let judged = Judged(Contract::PAGED_DECODE, operands.check_indices(spec));
         let asked = with(request(spec), &sizes(operands.k_pages.shape(), operands.block_table.shape()));
-        // Of a call by itself all keys were there before.
-        let settled = self.has("keys", "settled");
-        let asked = if settled { asked.property("keys", "settled") } else { asked };
         let mut call = Call::new(match self.choice {
             Choice::Splits(splits) => asked.dimension("splits", splits),
             Choice::Plain | Choice::Padding(_) | Choice::Tiles { .. } => asked,

@@ -213,7 +213,6 @@ BAD_INPUTS = {
         ("negative position", bad_only_position, (2, 4)),
     ],
     "paged_decode.paged_decode": BAD_LENGTHS,
-    "decode_attention.clustered": BAD_LENGTHS,
     "paged_prefill.paged_prefill": [
         *BAD_LENGTHS,
         *BAD_STARTS,

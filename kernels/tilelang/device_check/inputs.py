@@ -266,7 +266,6 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "decode_gemm.projected": projection,
     "kv_cache.rope_append": append,
     "paged_decode.paged_decode": decode,
-    "decode_attention.clustered": decode,
     "paged_prefill.paged_prefill": prefill,
     "sampling.argmax": tokens.choose,
     "sample.sample": sampling.sample,

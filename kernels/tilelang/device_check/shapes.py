@@ -55,7 +55,6 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "decode_gemm.projected": projections,
         "kv_cache.rope_append": appends,
         "paged_decode.paged_decode": decodes,
-        "decode_attention.clustered": decodes,
         "paged_prefill.paged_prefill": prefills,
         "sampling.argmax": choices,
         "sample.sample": samples,

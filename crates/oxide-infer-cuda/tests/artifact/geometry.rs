@@ -188,18 +188,6 @@ fn a_projection_reads_the_residual_stream_and_writes_heads() {
 }
 
 #[test]
-fn a_cluster_of_eight_blocks_shares_a_sequence() {
-    let clustered = artifact("clustered.bf16.128.p8");
-    let values: Vec<_> = DECODE.iter().copied().filter(|(name, _)| *name != "splits").collect();
-    let launches = resolve(clustered, &values);
-    assert_eq!(
-        (launches.len(), launches[0].grid, launches[0].launch.cluster),
-        (1, [16, 5, 1], Some([8, 1, 1]))
-    );
-    assert_eq!(bytes(clustered, "partial_output", &values), 5 * 12 * 8 * 128 * 4);
-}
-
-#[test]
 fn a_vocabulary_is_cut_into_chunks() {
     let argmax = artifact("argmax.chunk_4096");
     let values = [("rows", 3), ("vocab_size", 151_936), ("max_sequences", 8)];

@@ -1,8 +1,9 @@
 //! Fewer operators for a decode step of one row: what stands around a product is computed with it.
 //!
-//! At one row a step is as long as reading the weights takes, plus what every launch adds. Kernels of one row read weights
-//! before the operator ahead has ended and leave no operator that only norms, turns or appends. At more rows those kernels lose
-//! to the plain ones (measured, see `docs/artifacts.md`), so every other class has the operators as they were lowered.
+//! At one row a step is as long as reading the weights takes, plus what every launch adds. Kernels of one row leave no operator
+//! that only norms, turns or appends, and, if launched early, read weights before the operator ahead has ended. At more rows
+//! they lose to the plain ones (measured, see `docs/artifacts.md`), so every other class has the operators as they were
+//! lowered.
 
 #[cfg(test)]
 mod tests;
@@ -15,7 +16,6 @@ use crate::model::{Matrix, Vector};
 use oxide_infer::DType;
 use oxide_infer_cuda::artifact::Request;
 use std::borrow::Cow;
-use std::num::NonZeroU32;
 use tiles::Tiles;
 
 /// The operators of a step in one class.
@@ -42,8 +42,6 @@ pub(super) enum Fused {
     SwiGlu { norm: Norm, gate: Matrix, up: Matrix },
     /// `Hidden = Hidden + input · weightᵀ`
     Residual { input: Activation, weight: Matrix },
-    /// `Attention = paged attention of Rotated`; of the keys only the last is new.
-    Attention { window: Option<NonZeroU32> },
 }
 
 impl Fused {
@@ -54,7 +52,6 @@ impl Fused {
             Self::SwiGlu { .. } => "gate and up projection",
             Self::Residual { input: Activation::Attention, .. } => "attention output projection",
             Self::Residual { .. } => "down projection",
-            Self::Attention { .. } => "attention",
         }
     }
 }
@@ -108,9 +105,6 @@ impl<'a> Requests<'a> {
                 let plain = dense_request(1, &[*weight], Activation::Hidden.dtype(), &epilogue);
                 self.tiled(plain, weight.rows, tiles::ROWS)
             }
-            Fused::Attention { window } => {
-                self.windowed(self.paged_decode(1).property("keys", "settled"), *window)
-            }
         }
     }
 
@@ -156,7 +150,6 @@ fn first_fused(operators: &[CudaOperator]) -> Option<(Fused, usize)> {
             let [weight] = weights[..] else { return None };
             Some((Fused::Residual { input: *input, weight }, 1))
         }
-        [O::Attention { window }, ..] => Some((Fused::Attention { window: *window }, 1)),
         _ => None,
     }
 }

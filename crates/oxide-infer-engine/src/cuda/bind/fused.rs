@@ -1,7 +1,6 @@
 //! The operators of a decode step of one row.
 
 use super::{Binder, PrepareError, Sequence};
-use crate::cuda::classes::StepClass;
 use crate::cuda::fuse::Fused;
 use crate::cuda::inputs::BodyLayout;
 use crate::cuda::lower::{Activation, Norm};
@@ -24,9 +23,6 @@ impl Binder<'_> {
             }
             Fused::SwiGlu { norm, gate, up } => self.normed_swiglu(&request, norm, [gate, up], to),
             Fused::Residual { input, weight } => self.residual(&request, *input, weight, to),
-            Fused::Attention { .. } => {
-                self.attention(&request, layer, StepClass::Decode { rows: 1 }, layout, to)
-            }
         }
     }
 

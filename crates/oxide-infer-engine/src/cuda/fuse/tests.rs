@@ -49,7 +49,7 @@ const LOWERED: [&str; 8] = [
 ];
 const FUSED: [&str; 5] = [
     "fused query, key and value projection",
-    "fused attention",
+    "attention",
     "fused attention output projection",
     "fused gate and up projection",
     "fused down projection",
