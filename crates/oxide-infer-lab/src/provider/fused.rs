@@ -84,7 +84,6 @@ pub(super) fn rope_append(
         return Err(Refusal::NotAdmitted(format!("{tokens} tokens of {batch} sequences are not one of one")));
     }
     let judged = Judged(Contract::ROPE_APPEND, operands.check_indices(spec));
-    // Cases of another type are refused by their properties.
     let made = Projection::onto(&packed(&[&operands.q, &operands.k, &operands.v]), tile.has("bias", "bf16"));
     let rotations = rotations(spec.config().rope.clone(), &operands.positions)?;
     let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());

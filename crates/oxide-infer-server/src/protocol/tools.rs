@@ -120,10 +120,7 @@ fn read_tool(raw: &RawValue, param: &str, limits: &Limits) -> Result<Tool, ApiEr
         });
     }
     let param = fields.param("function");
-    let raw = fields.take("function").ok_or_else(|| fields.missing("function", "an object with a 'name'"))?;
-    fields.finish_inner()?;
-    let mut function = Fields::parse_at(raw, &param)?;
-    let name = function.string("name")?.ok_or_else(|| function.missing("name", "a string"))?;
+    let (mut function, name) = read_function(fields)?;
     check_name(&name).map_err(|reason| function.invalid("name", reason))?;
     let description = function.string("description")?;
     let parameters = read_parameters(&mut function, limits)?;
@@ -210,17 +207,23 @@ fn read_chosen(raw: &RawValue, param: &str, tools: &[Tool]) -> Result<String, Ap
             reason: format!("only 'function' is, got '{}'", shorten(&kind)),
         });
     }
-    let inner = fields.param("function");
-    let raw = fields.take("function").ok_or_else(|| fields.missing("function", "an object with a 'name'"))?;
-    fields.finish_inner()?;
-    let mut function = Fields::parse_at(raw, &inner)?;
-    let name = function.string("name")?.ok_or_else(|| function.missing("name", "a string"))?;
+    let (function, name) = read_function(fields)?;
     if !tools.iter().any(|tool| tool.name == name) {
         let reason = format!("must be the name of one of 'tools', got '{}'", shorten(&name));
         return Err(function.invalid("name", reason));
     }
     function.finish_inner()?;
     Ok(name)
+}
+
+/// The fields of `function`, the last one of an object to be read, and the name among them.
+fn read_function(mut fields: Fields<'_>) -> Result<(Fields<'_>, String), ApiError> {
+    let param = fields.param("function");
+    let raw = fields.take("function").ok_or_else(|| fields.missing("function", "an object with a 'name'"))?;
+    fields.finish_inner()?;
+    let mut function = Fields::parse_at(raw, &param)?;
+    let name = function.string("name")?.ok_or_else(|| function.missing("name", "a string"))?;
+    Ok((function, name))
 }
 
 /// Reads the calls of an assistant's message, in the form that templates take.
@@ -244,11 +247,7 @@ fn read_call(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
     }
     // Clients that put a stream together may send it back.
     fields.count("index", 0, u32::MAX)?;
-    let inner = fields.param("function");
-    let raw = fields.take("function").ok_or_else(|| fields.missing("function", "an object with a 'name'"))?;
-    fields.finish_inner()?;
-    let mut function = Fields::parse_at(raw, &inner)?;
-    let name = function.string("name")?.ok_or_else(|| function.missing("name", "a string"))?;
+    let (mut function, name) = read_function(fields)?;
     let arguments = function.string("arguments")?.filter(|text| !text.trim().is_empty());
     function.finish_inner()?;
     let arguments = arguments.unwrap_or_else(|| "{}".to_owned());

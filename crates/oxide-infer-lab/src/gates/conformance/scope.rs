@@ -47,8 +47,7 @@ impl Shape {
                     _ => &[("tokens", 1), ("hidden_size", 8184)],
                 }
             }
-            // More steps of k than any schedule has stages, and rows or columns over a tile's border.
-            // More tiles than multiprocessors, so that a block takes a second one.
+            // More tiles than multiprocessors, so that a block takes a second one, and rows over a tile's border.
             ("gemm.dense", "prefill_gemm.dense") => &[("m", 133), ("n", 17_416), ("k", 136)],
             // By the k that its schedule is for.
             ("gemm.dense", "decode_gemm.streamed") => match manifest.dimensions.get("k").map(|k| k.min) {
@@ -56,6 +55,7 @@ impl Shape {
                 Some(..=2400) => &[("m", 1), ("k", 2400)],
                 _ => &[("m", 1), ("k", 4640)],
             },
+            // More steps of k than any schedule has stages, and rows or columns over a tile's border.
             ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
             ("kv_cache.rope_append", "decode_gemm.projected") => &[("tokens", 1), ("num_q_heads", 9)],
