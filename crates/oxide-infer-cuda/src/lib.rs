@@ -21,6 +21,7 @@
 pub mod artifact;
 pub mod driver;
 mod probe;
+pub mod provider;
 pub mod runtime;
 
 pub use probe::{DeviceInfo, Probe, probe};

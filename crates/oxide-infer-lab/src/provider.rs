@@ -136,13 +136,6 @@ impl OxideTile {
     }
 }
 
-/// A spec's own properties and dimensions; what the operands say is added by the caller.
-fn request<S: Spec>(spec: &S) -> Request {
-    let request = Request::new(S::CONTRACT.name(), S::CONTRACT.version());
-    let request = spec.properties().into_iter().fold(request, |r, (name, value)| r.property(name, value));
-    spec.dimensions().into_iter().fold(request, |r, (name, value)| r.dimension(name, value as u64))
-}
-
 fn with(request: Request, dimensions: &[(&str, usize)]) -> Request {
     dimensions.iter().fold(request, |r, (name, value)| r.dimension(name, *value as u64))
 }
@@ -166,7 +159,7 @@ impl Operators for OxideTile {
         if tokens * heads == 0 {
             return Ok(());
         }
-        let mut call = Call::new(with(request(spec), &[("tokens", tokens), ("heads", heads)]));
+        let mut call = Call::new(with(Request::from(spec), &[("tokens", tokens), ("heads", heads)]));
         call.read_float("input", &operands.input)?;
         call.read_float("weight", &operands.weight)?;
         if let Some(residual) = operands.residual {
@@ -183,7 +176,7 @@ impl Operators for OxideTile {
         if m == 0 {
             return Ok(());
         }
-        let mut call = self.product(with(request(spec), &[("m", m)]), &operands.input)?;
+        let mut call = self.product(with(Request::from(spec), &[("m", m)]), &operands.input)?;
         call.read_float("weight", &dense_only("weight", &operands.weight)?)?;
         if let Some(bias) = &operands.bias {
             call.read_float("bias", bias)?;
@@ -205,7 +198,7 @@ impl Operators for OxideTile {
         if m == 0 {
             return Ok(());
         }
-        let mut call = self.product(with(request(spec), &[("m", m)]), &operands.input)?;
+        let mut call = self.product(with(Request::from(spec), &[("m", m)]), &operands.input)?;
         call.read_float("weight", &dense_only("weight", &operands.weight)?)?;
         call.write_float("output", operands.output)?;
         self.run(call)
@@ -218,7 +211,7 @@ impl Operators for OxideTile {
             return Ok(());
         }
         let judged = Judged(Contract::GATHER, operands.check_indices());
-        let mut asked = with(request(spec), &[("tokens", tokens), ("vocab_size", vocab_size)]);
+        let mut asked = with(Request::from(spec), &[("tokens", tokens), ("vocab_size", vocab_size)]);
         let mut ids: Vec<u32> = (0..tokens).map(|token| operands.ids.at([token])).collect();
         // Every other id by way of a slot, where the artifact feeds sampled tokens back.
         let feeds = self.has("feedback", "present");
@@ -263,7 +256,7 @@ impl Operators for OxideTile {
         let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());
         let more = [("tokens", tokens), ("max_positions", max_positions)];
         let normed = self.has("qk_norm", "present");
-        let asked = request(spec).property("qkv", "packed");
+        let asked = Request::from(spec).property("qkv", "packed");
         let asked = asked.property("qk_norm", if normed { "present" } else { "absent" });
         let mut call = Call::new(with(with(asked, &tables), &more));
         let heads = num_q_heads + 2 * num_kv_heads;
@@ -295,7 +288,7 @@ impl Operators for OxideTile {
             return Ok(());
         }
         let judged = Judged(Contract::PAGED_DECODE, operands.check_indices(spec));
-        let asked = with(request(spec), &sizes(operands.k_pages.shape(), operands.block_table.shape()));
+        let asked = with(Request::from(spec), &sizes(operands.k_pages.shape(), operands.block_table.shape()));
         let mut call = Call::new(match self.choice {
             Choice::Splits(splits) => asked.dimension("splits", splits),
             Choice::Plain | Choice::Padding(_) | Choice::Tiles { .. } => asked,
@@ -342,7 +335,7 @@ impl Operators for OxideTile {
         };
         let row = num_q_heads * head_dim;
         let mut padded = vec![bf16::ZERO; all * row];
-        let mut call = Call::new(with(with(request(spec), &tables), &[("tokens", all)]));
+        let mut call = Call::new(with(with(Request::from(spec), &tables), &[("tokens", all)]));
         call.read_list("q", &[q, &vec![bf16::NAN; padding * row]].concat());
         call.read_float("k_pages", &operands.k_pages)?;
         call.read_float("v_pages", &operands.v_pages)?;

@@ -4,12 +4,16 @@ use super::choice::{Choice, CostError};
 use super::expr::Dimensions;
 use super::manifest::{Manifest, OutOfDomain, Property};
 use super::registry::{Artifact, Registry};
+use oxide_infer::Spec;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use thiserror::Error;
 
 /// What a plan needs: a contract with properties and dimensions.
+///
+/// Made from a contract's spec (`Request::from(&spec)`), it has all that a model fixes; what the operands add (`m`, `tokens`,
+/// `batch`) is stated with [`Request::dimension`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     contract: String,
@@ -43,9 +47,39 @@ impl Request {
         self
     }
 
+    /// Name of the contract.
+    pub fn contract(&self) -> &str {
+        &self.contract
+    }
+
+    /// Version of the contract.
+    pub fn version(&self) -> u32 {
+        self.version
+    }
+
+    /// The properties asked for so far.
+    pub fn properties(&self) -> &BTreeMap<String, Property> {
+        &self.properties
+    }
+
     /// The dimensions stated so far.
     pub fn dimensions(&self) -> &Dimensions {
         &self.dimensions
+    }
+}
+
+/// A spec's own properties and dimensions.
+impl<S: Spec> From<&S> for Request {
+    fn from(spec: &S) -> Self {
+        let request = Self::new(S::CONTRACT.name(), S::CONTRACT.version());
+        let request = spec.properties().into_iter().fold(request, |r, (name, value)| r.property(name, value));
+        spec.dimensions().into_iter().fold(request, |r, (name, value)| r.dimension(name, value as u64))
+    }
+}
+
+impl From<&Request> for Request {
+    fn from(request: &Request) -> Self {
+        request.clone()
     }
 }
 
@@ -174,13 +208,9 @@ impl Registry {
     ///
     /// [`SelectError::NoContract`] or [`SelectError::NotCovered`].
     pub fn candidates(&self, request: &Request) -> Result<Vec<&Arc<Artifact>>, SelectError> {
-        let of_contract = |artifact: &&Arc<Artifact>| {
-            let manifest = artifact.manifest();
-            manifest.contract == request.contract && manifest.contract_version == request.version
-        };
         let (mut candidates, mut misses) = (Vec::new(), Vec::new());
-        for artifact in self.artifacts().filter(of_contract) {
-            match request.miss(artifact.manifest()) {
+        for (artifact, miss) in self.survey(request) {
+            match miss {
                 None => candidates.push(artifact),
                 Some(miss) => misses.push(miss),
             }
@@ -190,6 +220,15 @@ impl Registry {
             true if misses.is_empty() => Err(SelectError::NoContract { request: request.clone().into() }),
             true => Err(SelectError::NotCovered { request: request.clone().into(), misses: nearest(misses) }),
         }
+    }
+
+    /// Every artifact of the request's contract, in the order of names, and why it does not admit the request if it does not.
+    pub fn survey(&self, request: &Request) -> impl Iterator<Item = (&Arc<Artifact>, Option<Miss>)> {
+        let of_contract = |artifact: &&Arc<Artifact>| {
+            let manifest = artifact.manifest();
+            manifest.contract == request.contract && manifest.contract_version == request.version
+        };
+        self.artifacts().filter(of_contract).map(|artifact| (artifact, request.miss(artifact.manifest())))
     }
 
     fn decide(&self, request: &Request, candidates: &[&Arc<Artifact>]) -> Result<Arc<Artifact>, SelectError> {

@@ -1,6 +1,6 @@
 //! Products of the normalized residual stream (`norm=rms`), on the cases of what follows the norm.
 
-use super::{Judged, OxideTile, Refusal, failed, packed, request, rotations, sizes, with};
+use super::{Judged, OxideTile, Refusal, failed, packed, rotations, sizes, with};
 use crate::call::Call;
 use half::bf16;
 use oxide_infer::conformance::Operators;
@@ -8,6 +8,7 @@ use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::kv_cache::rope_append;
 use oxide_infer::normalization::rms_norm;
 use oxide_infer::{Contract, DType, FloatView, FloatViewMut, Presence, Spec as _};
+use oxide_infer_cuda::artifact::Request;
 
 /// Added to the mean square of about 1 at most: so large that it shows.
 pub(super) const EPSILON: f32 = 0.01;
@@ -94,7 +95,8 @@ pub(super) fn rope_append(
     ];
     let bias = if made.bias.is_some() { "bf16" } else { "absent" };
     let properties = [("qkv", "projected"), ("norm", "rms"), ("bias", bias), ("qk_norm", "absent")];
-    let asked = properties.iter().fold(request(spec), |asked, (name, value)| asked.property(name, *value));
+    let asked =
+        properties.iter().fold(Request::from(spec), |asked, (name, value)| asked.property(name, *value));
     let mut call = Call::new(tile.tiled(with(with(asked, &tables), &more)));
     call.read_list("input", &made.input);
     call.read_list("norm_weight", &made.norm_weight);

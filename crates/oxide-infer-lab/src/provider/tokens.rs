@@ -1,7 +1,7 @@
 //! `sampling.sample` by the artifacts that choose tokens, and by those that give log-probabilities: rows of the contract
 //! as the tables of `docs/artifacts.md`, and everything that a call leaves behind checked against the contract.
 
-use super::{OxideTile, request, with};
+use super::{OxideTile, with};
 use crate::call::{Call, failed};
 use oxide_infer::conformance::{Drawn, Refusal, compare_drawn};
 use oxide_infer::sampling::{
@@ -46,8 +46,8 @@ pub(super) fn sample(
     let batch = Batch { rows, expected: &expected, vocab_size: spec.config().vocab_size };
     let sampled = match tile.artifact.manifest().contract.as_str() {
         "sampling.log_probabilities" => batch.log_probabilities(tile)?,
-        _ if tile.has("method", "full") => batch.full(tile, request(spec))?,
-        _ => batch.greedy(tile, request(spec))?,
+        _ if tile.has("method", "full") => batch.full(tile, Request::from(spec))?,
+        _ => batch.greedy(tile, Request::from(spec))?,
     };
     judged?;
     Ok(sampled)
