@@ -142,7 +142,10 @@ def appends(artifact: Artifact) -> Iterator[Shape]:
 
 
 def decodes(artifact: Artifact) -> Iterator[Shape]:
-    """Batches of 1 to 256 sequences; page boundaries come from the lengths that the check draws."""
+    """Batches of 1 to 256 sequences, and a share of more than the 32 pages that a warp finds at once.
+
+    Page boundaries come from the lengths that the check draws.
+    """
     head_dim = artifact.variant["head_dim"]
     most = max(condition["domain"]["max"] for condition in artifact.manifest["conditions"])
     for batch, max_pages, num_q_heads, num_kv_heads, splits in (
@@ -150,6 +153,7 @@ def decodes(artifact: Artifact) -> Iterator[Shape]:
         (5, 15, 28, 4, 4),
         (9, 8, 32, 8, 16),
         (3, 70, 14, 2, 64),
+        (2, 100, 12, 2, 2),
         (256, 4, 9, 3, 1),
         (2, 5, 16, 1, 3),
     ):

@@ -1,4 +1,4 @@
-"""What the attention families share: the definition, the checks of the tables, and one step of the running softmax."""
+"""What the attention families share: the definition, and the checks of the tables."""
 
 import tilelang.language as T
 
@@ -76,29 +76,3 @@ def check_tables(status, block_table, sequence, length, max_pages, num_pages, th
             page = block_table[sequence, entry]
             if page < 0 or page >= num_pages:
                 report(status, PAGE_OUT_OF_RANGE, sequence)
-
-
-@T.macro
-def clear_unused_slots(v_tile, first_position, length, head_dim):
-    """Zero the slots of a page past the end of its sequence: their weights are 0, but 0 times NaN is NaN."""
-    if first_position + PAGE_SIZE > length:
-        for i, j in T.Parallel(PAGE_SIZE, head_dim):
-            # Written as a read, before which the compiler waits for the page to arrive.
-            v_tile[i, j] = T.if_then_else(first_position + i < length, v_tile[i, j], T.cast(0, v_tile.dtype))
-
-
-@T.macro
-def update_softmax(score, weight, sum_, total, highest, previous, correction, row_sum, rows, keys, head_dim):
-    """Fold a tile of scaled, masked scores into the running maximum, weights, their total and the weighted sum."""
-    T.copy(highest, previous)
-    T.reduce_max(score, highest, dim=1, clear=False)
-    for i in T.Parallel(rows):
-        correction[i] = T.exp2(previous[i] - highest[i])
-    for i, j in T.Parallel(rows, keys):
-        score[i, j] = T.exp2(score[i, j] - highest[i])
-    T.reduce_sum(score, row_sum, dim=1)
-    for i in T.Parallel(rows):
-        total[i] = total[i] * correction[i] + row_sum[i]
-    T.copy(score, weight)
-    for i, j in T.Parallel(rows, head_dim):
-        sum_[i, j] *= correction[i]

@@ -2,34 +2,59 @@
 
 A block attends with all query heads of one key/value head, padded to the tensor cores' rows, over a share of the
 sequence's pages. The shares depend on the sequence's own length only, so a sequence gets the same bits in any batch.
+
+One warp copies pages into a ring of shared memory. Each of four others attends with 16 keys of every page, and keeps a
+maximum, a total and a weighted sum of its own, so that warps wait for pages but never for each other; what they have
+at the end is merged in shared memory.
 """
 
 import tilelang.language as T
+from tilelang.layout import make_swizzled_layout
 
 from oxide_tile.definition import Definition, DefinitionError, Domain, Tensor
 from oxide_tile.families import attention
-from oxide_tile.families.attention import LOG2_E, LOWEST, check_tables, clear_unused_slots, update_softmax
-from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, overlap_predecessor
+from oxide_tile.families.attention import LOG2_E, LOWEST, check_tables
+from oxide_tile.families.common import DTYPE_BYTES, F32, I32, PAGE_SIZE, TILE_DTYPES, U32, overlap_predecessor
 
 SPLITS = ("split", "whole")
 WARP = 32
+# A tensor core's tile: 16 rows of queries, 16 of what is summed over, 8 columns of results. A warp has 16 keys.
+ROWS, STEP, COLUMNS = 16, 16, 8
+WARPS = PAGE_SIZE // STEP
+CONSUMERS = WARPS * WARP
+THREADS = CONSUMERS + WARP
+# Elements of a row that lie together in a shared tile: 128 bytes, as wide as the swizzle.
+SLICE = 64
+# Number of the barrier of the four warps that attend.
+ALL_CONSUMERS = 1
+# Elements that a thread loads at once; also, of a tensor core's tile of 16 by 16, those of one lane.
+LANES = 8
 # Threads that merge the shares of one row, and the elements that each loads at once.
 MERGE_THREADS, MERGE_LANES = 256, 4
+# The warps have their parts by hand, and no barrier that all of them could meet at. Every index is checked or follows
+# from one that is; the tensor maps hold for pages.
+PASS_CONFIGS = {
+    "tl.disable_warp_specialized": True,
+    "tl.disable_thread_storage_sync": True,
+    "tl.disable_safe_memory_legalize": True,
+}
 
 
-def paged_decode(
-    dtype: str, head_dim: int, split: str, rows: int, stages: int, threads: int, blocks: int
-) -> Definition:
+def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, blocks: int) -> Definition:
     """With `split` "split" the pages are shared among `splits` blocks, whose results a second kernel merges.
 
-    `rows` are the query heads that a block has room for, `blocks` how many blocks should fit a multiprocessor.
+    `rows` are the query heads that a block has room for, `ahead` the bytes of keys, and as many of values, that are on
+    their way to it, `blocks` how many blocks should fit a multiprocessor.
     """
     if split not in SPLITS:
         raise DefinitionError(f"split {split} is none of {', '.join(SPLITS)}")
+    if rows != ROWS:
+        raise DefinitionError(f"a block has room for {ROWS} query heads, not {rows}")
+    stages = ahead // (PAGE_SIZE * head_dim * DTYPE_BYTES[dtype])
+    if stages * PAGE_SIZE * DTYPE_BYTES[dtype] < WARPS * ROWS * DTYPE_BYTES["f32"]:
+        raise DefinitionError(f"{ahead} bytes of keys leave no room for what the warps have at the end")
     tile = TILE_DTYPES[dtype]
     splits_pages = split == "split"
-    through_shared = rows < 64
-    policy = T.GemmWarpPolicy.FullCol if through_shared else T.GemmWarpPolicy.FullRow
     batch, num_pages, max_pages = T.dynamic("batch"), T.dynamic("num_pages"), T.dynamic("max_pages")
     num_q_heads, num_kv_heads = T.dynamic("num_q_heads"), T.dynamic("num_kv_heads")
     splits = T.dynamic("splits") if splits_pages else 1
@@ -48,66 +73,81 @@ def paged_decode(
         group_size: T.int32,
         scale: T.float32,
     ):
-        with T.Kernel(num_kv_heads, batch, splits, threads=threads) as (kv_head, sequence, share):
-            q_tile = T.alloc_shared((rows, head_dim), tile)
-            k_tile = T.alloc_shared((PAGE_SIZE, head_dim), tile)
-            v_tile = T.alloc_shared((PAGE_SIZE, head_dim), tile)
-            score = T.alloc_fragment((rows, PAGE_SIZE), F32)
-            weight = (
-                T.alloc_shared((rows, PAGE_SIZE), tile) if through_shared else T.alloc_fragment((rows, PAGE_SIZE), tile)
-            )
-            sum_ = T.alloc_fragment((rows, head_dim), F32)
-            highest = T.alloc_fragment((rows,), F32)
-            previous = T.alloc_fragment((rows,), F32)
-            correction = T.alloc_fragment((rows,), F32)
-            row_sum = T.alloc_fragment((rows,), F32)
-            total = T.alloc_fragment((rows,), F32)
-            # Without this a consumer takes 240 registers, and one block fills the multiprocessor.
-            T.no_set_max_nreg()
+        with T.Kernel(num_kv_heads, batch, splits, threads=THREADS) as (kv_head, sequence, share):
+            q_tile = T.alloc_shared((ROWS, head_dim), tile)
+            k_tiles = T.alloc_shared((stages, PAGE_SIZE, head_dim), tile)
+            v_tiles = T.alloc_shared((stages, PAGE_SIZE, head_dim), tile)
+            # What the warps have at the end takes the place of the keys.
+            sums = T.view(k_tiles, (stages * PAGE_SIZE // 2, head_dim), F32)
+            peaks = T.alloc_shared((WARPS, ROWS), F32)
+            totals = T.alloc_shared((WARPS, ROWS), F32)
+            k_full = T.alloc_barrier([1] * stages)
+            v_full = T.alloc_barrier([1] * stages)
+            k_free = T.alloc_barrier([WARPS] * stages)
+            v_free = T.alloc_barrier([WARPS] * stages)
+            T.annotate_layout({tiles: make_swizzled_layout(tiles) for tiles in (q_tile, k_tiles, v_tiles)})
             T.annotate_min_blocks_per_sm(blocks)
+            thread = T.get_thread_binding()
 
             overlap_predecessor()
-            length = kv_len[sequence]
-            pages = T.max(T.min(T.ceildiv(length, PAGE_SIZE), max_pages), 0)
-            pages_of_share = T.ceildiv(pages, splits)
-            first = share * pages_of_share
-            count = T.max(T.min(pages_of_share, pages - first), 0)
-            if kv_head == 0 and share == 0:
-                check_tables(status, block_table, sequence, length, max_pages, num_pages, threads)
-            for i, j in T.Parallel(rows, head_dim):
-                q_tile[i, j] = T.if_then_else(
-                    i < group_size, q[sequence, T.min(kv_head * group_size + i, num_q_heads - 1), j], T.cast(0, tile)
-                )
-            T.clear(sum_)
-            T.clear(total)
-            T.fill(highest, LOWEST)
-            for step in T.Pipelined(count, num_stages=stages):
-                T.copy(k_pages[block_table[sequence, first + step], kv_head, 0:PAGE_SIZE, 0:head_dim], k_tile)
-                T.clear(score)
-                T.gemm(q_tile, k_tile, score, transpose_B=True, policy=policy)
-                for i, j in T.Parallel(rows, PAGE_SIZE):
-                    score[i, j] = T.if_then_else(
-                        (first + step) * PAGE_SIZE + j < length, score[i, j] * (scale * LOG2_E), LOWEST
-                    )
-                update_softmax(
-                    score, weight, sum_, total, highest, previous, correction, row_sum, rows, PAGE_SIZE, head_dim
-                )
-                T.copy(v_pages[block_table[sequence, first + step], kv_head, 0:PAGE_SIZE, 0:head_dim], v_tile)
-                clear_unused_slots(v_tile, (first + step) * PAGE_SIZE, length, head_dim)
-                T.gemm(weight, v_tile, sum_, policy=policy)
-            if splits_pages:
-                for i, j in T.Parallel(rows, head_dim):
-                    if i < group_size and count > 0:
-                        partial_output[sequence, kv_head * group_size + i, share, j] = sum_[i, j] / total[i]
-                for i in T.Parallel(rows):
-                    if i < group_size and count > 0:
-                        partial_lse[sequence, kv_head * group_size + i, share] = T.log2(total[i]) + highest[i]
+            # Variables, because the compiler writes other expressions out at every use.
+            length = T.alloc_var(I32, init=kv_len[sequence])
+            pages = T.alloc_var(I32, init=T.max(T.min(T.ceildiv(length, PAGE_SIZE), max_pages), 0))
+            pages_of_share = T.alloc_var(I32, init=T.truncdiv(pages + splits - 1, splits))
+            first = T.alloc_var(I32, init=share * pages_of_share)
+            count = T.alloc_var(I32, init=T.max(T.min(pages_of_share, pages - first), 0))
+            if thread >= CONSUMERS:
+                keys, values = (k_pages, k_tiles, k_full, k_free), (v_pages, v_tiles, v_full, v_free)
+                load_pages(keys, values, block_table, sequence, kv_head, first, count, stages)
             else:
-                for i, j in T.Parallel(rows, head_dim):
-                    if i < group_size:
-                        output[sequence, kv_head * group_size + i, j] = T.cast(
-                            T.if_then_else(count > 0, sum_[i, j] / total[i], 0.0), tile
-                        )
+                queries = T.alloc_local((head_dim // STEP, LANES), tile)
+                score = T.alloc_local((LANES,), F32)
+                weight = T.alloc_local((LANES,), tile)
+                sum_ = T.alloc_local((head_dim // COLUMNS, 4), F32)
+                highest = T.alloc_local((2,), F32)
+                total = T.alloc_local((2,), F32)
+                if count > 0 or not splits_pages:
+                    load_queries(q, q_tile, sequence, kv_head, group_size, head_dim, tile)
+                    T.sync_threads(ALL_CONSUMERS, CONSUMERS)
+                    read_queries(q_tile, queries, head_dim)
+                if kv_head == 0 and share == 0:
+                    # While the first pages are on their way.
+                    check_tables(status, block_table, sequence, length, max_pages, num_pages, CONSUMERS)
+                if count > 0 or not splits_pages:
+                    begin(sum_, highest, total, head_dim)
+                    for step in T.serial(count):
+                        stage = step % stages
+                        left = T.alloc_var(I32, init=length - (first + step) * PAGE_SIZE)
+                        T.barrier_wait(k_full[stage], step // stages % 2)
+                        multiply_keys(queries, k_tiles, score, stage, head_dim)
+                        release(k_free, stage)
+                        soften(score, weight, sum_, highest, total, left, scale, head_dim, tile)
+                        T.barrier_wait(v_full[stage], step // stages % 2)
+                        add_values(weight, v_tiles, sum_, stage, left, head_dim)
+                        release(v_free, stage)
+                    # Every page has arrived and every warp has read its keys, so their place is free for good.
+                    T.sync_threads(ALL_CONSUMERS, CONSUMERS)
+                    put_down(sum_, highest, total, sums, peaks, totals, head_dim)
+                    T.sync_threads(ALL_CONSUMERS, CONSUMERS)
+                    for turn in T.unroll(ROWS * head_dim // (CONSUMERS * MERGE_LANES)):
+                        at = turn * CONSUMERS + thread
+                        row = at // (head_dim // MERGE_LANES)
+                        column = at % (head_dim // MERGE_LANES) * MERGE_LANES
+                        query_head = T.alloc_var(I32, init=kv_head * group_size + row)
+                        value = T.alloc_local((MERGE_LANES,), F32)
+                        ends = T.alloc_local((2,), F32)
+                        if row < group_size:
+                            merge_warps(value, ends, sums, peaks, totals, row, column)
+                            if splits_pages:
+                                for j in T.vectorized(MERGE_LANES):
+                                    partial_output[sequence, query_head, share, column + j] = value[j] / ends[1]
+                                if column == 0:
+                                    partial_lse[sequence, query_head, share] = T.log2(ends[1]) + ends[0]
+                            else:
+                                for j in T.vectorized(MERGE_LANES):
+                                    output[sequence, query_head, column + j] = T.cast(
+                                        T.if_then_else(count > 0, value[j] / ends[1], 0.0), tile
+                                    )
         if splits_pages:
             with T.Kernel(num_q_heads, batch, threads=MERGE_THREADS) as (head, sequence):
                 merge(partial_output, partial_lse, output, kv_len, head, sequence, splits, max_pages, head_dim)
@@ -129,7 +169,218 @@ def paged_decode(
         },
         attributes={"scale": "f32"},
         constants={"page_size": PAGE_SIZE, "head_dim": head_dim},
+        pass_configs=PASS_CONFIGS,
     )
+
+
+@T.macro
+def load_pages(keys, values, block_table, sequence, kv_head, first, count, stages):
+    """Copy the keys and the values of one page after the other, each into its stage once that is free again.
+
+    `keys` and `values` are a pool, the stages, and barriers that say of each whether it is full and whether it is free.
+    """
+    lane = T.get_thread_binding() - CONSUMERS
+    entry = T.alloc_var(I32, init=0)
+    for step in T.serial(count):
+        # Every lane has a page of the next 32, so that the table is not waited for at each.
+        if step % WARP == 0:
+            entry = block_table[sequence, first + T.min(step + lane, count - 1)]
+        page = T.alloc_var(I32, init=T.shfl_sync(entry, step % WARP))
+        fill(*keys, page, kv_head, step, stages)
+        fill(*values, page, kv_head, step, stages)
+
+
+@T.macro
+def fill(pool, tiles, full, free, page, kv_head, step, stages):
+    """Begin the copy of a page; a page that is not in the pool is zeros."""
+    stage = step % stages
+    T.barrier_wait(free[stage], step // stages % 2 ^ 1)
+    for slice_ in T.unroll(tiles.shape[2] // SLICE):
+        T.tma_copy(
+            pool[page, kv_head, 0:PAGE_SIZE, slice_ * SLICE : (slice_ + 1) * SLICE],
+            tiles[stage, 0:PAGE_SIZE, slice_ * SLICE : (slice_ + 1) * SLICE],
+            barrier=full[stage],
+        )
+    # Now every lane has seen the stage free, so none can be a lap behind when it is to be filled again; and the lane
+    # that was elected to copy has said how many bytes to expect.
+    T.sync_warp()
+    if T.get_thread_binding() == CONSUMERS:
+        T.barrier_arrive(full[stage])
+
+
+@T.macro
+def release(free, stage):
+    """Give a stage back; one lane speaks for its warp, when all of them have read."""
+    T.sync_warp()
+    if T.get_thread_binding() % WARP == 0:
+        T.barrier_arrive(free[stage])
+
+
+@T.macro
+def load_queries(q, q_tile, sequence, kv_head, group_size, head_dim, tile):
+    """Copy the queries of a group, zeros after the last; neighbouring threads take neighbouring pieces of a row."""
+    pieces = head_dim // LANES
+    for step in T.unroll(ROWS * pieces // CONSUMERS):
+        row = (step * CONSUMERS + T.get_thread_binding()) // pieces
+        column = (step * CONSUMERS + T.get_thread_binding()) % pieces * LANES
+        for j in T.vectorized(LANES):
+            q_tile[row, column + j] = T.if_then_else(
+                row < group_size, q[sequence, kv_head * group_size + row, column + j], T.cast(0, tile)
+            )
+
+
+@T.macro
+def begin(sum_, highest, total, head_dim):
+    """No key yet."""
+    for i in T.unroll(head_dim // COLUMNS):
+        for j in T.unroll(4):
+            sum_[i, j] = 0.0
+    for row in T.unroll(2):
+        highest[row] = LOWEST
+        total[row] = 0.0
+
+
+@T.macro
+def read_queries(q_tile, queries, head_dim):
+    """All queries, as the tensor cores take them."""
+    lane = T.get_thread_binding() % WARP
+    for i in T.unroll(head_dim // STEP):
+        T.ptx_ldmatrix(
+            False, 4,
+            T.access_ptr(q_tile[lane % ROWS, i * STEP + lane // ROWS * 8], "r", 8),
+            T.access_ptr(queries[i, 0], "w", LANES),
+        )  # fmt: skip
+
+
+@T.macro
+def multiply_keys(queries, k_tiles, score, stage, head_dim):
+    """Queries times this warp's keys of a page."""
+    lane = T.get_thread_binding() % WARP
+    warp = T.get_thread_binding() // WARP
+    keys = T.alloc_local((4,), U32)
+    # Sums of two halves, because a product waits for the one before it.
+    part = T.alloc_local((2, LANES), F32)
+    for j in T.unroll(LANES):
+        part[0, j] = 0.0
+        part[1, j] = 0.0
+    for i in T.unroll(head_dim // STEP):
+        T.ptx_ldmatrix(
+            False, 4,
+            T.access_ptr(k_tiles[stage, warp * STEP + lane // 16 * 8 + lane % 8, i * STEP + lane // 8 % 2 * 8], "r", 8),
+            T.access_ptr(keys[0], "w", 4),
+        )  # fmt: skip
+        for side in T.unroll(2):
+            T.ptx_mma(
+                F32, "m16n8k16", "row", "col", "bf16", "bf16", "fp32",
+                queries.data, i * LANES, keys.data, side * 2, part.data, i % 2 * LANES + side * 4, T.bool(False),
+            )  # fmt: skip
+    for j in T.unroll(LANES):
+        score[j] = part[0, j] + part[1, j]
+
+
+@T.macro
+def soften(score, weight, sum_, highest, total, left, scale, head_dim, tile):
+    """Turn scores into weights, and fold them into this warp's maxima, totals and sums.
+
+    A lane has two rows, `lane / 4` and 8 further, and of each four keys: two neighbours and the two 8 further. Totals
+    are of a lane's own keys until the end. `left` keys of the page and of those after it are the sequence's.
+    """
+    lane = T.get_thread_binding() % WARP
+    warp = T.get_thread_binding() // WARP
+    peak = T.alloc_local((2,), F32)
+    correction = T.alloc_local((2,), F32)
+    for j in T.unroll(LANES):
+        score[j] = T.if_then_else(
+            warp * STEP + lane % 4 * 2 + j // 4 * 8 + j % 2 < left, score[j] * (scale * LOG2_E), LOWEST
+        )
+    for row in T.unroll(2):
+        peak[row] = T.max(T.max(score[row * 2], score[row * 2 + 1]), T.max(score[row * 2 + 4], score[row * 2 + 5]))
+        for distance in T.unroll(2):
+            peak[row] = T.max(peak[row], T.shfl_xor(peak[row], 1 << distance))
+        peak[row] = T.max(peak[row], highest[row])
+        correction[row] = T.exp2(highest[row] - peak[row])
+        highest[row] = peak[row]
+    for j in T.unroll(LANES):
+        score[j] = T.exp2(score[j] - highest[j // 2 % 2])
+        weight[j] = T.cast(score[j], tile)
+    for row in T.unroll(2):
+        total[row] = total[row] * correction[row] + (
+            (score[row * 2] + score[row * 2 + 1]) + (score[row * 2 + 4] + score[row * 2 + 5])
+        )
+    for i in T.unroll(head_dim // COLUMNS):
+        for j in T.unroll(4):
+            sum_[i, j] *= correction[j // 2]
+
+
+@T.macro
+def add_values(weight, v_tiles, sum_, stage, left, head_dim):
+    """Add this warp's values of a page by their weights.
+
+    Slots after the sequence's end may hold anything. Their weights are 0, but 0 times NaN is NaN, so what a lane has of
+    them is cleared in its registers; the page itself is written by copies only, which need no fence between them.
+    """
+    lane = T.get_thread_binding() % WARP
+    warp = T.get_thread_binding() // WARP
+    values = T.alloc_local((4,), U32)
+    # Of the two keys that a register holds, and of those of the next one, 8 further.
+    kept = T.alloc_local((2,), U32)
+    for j in T.unroll(2):
+        key = warp * STEP + lane % 4 * 2 + j * 8
+        kept[j] = T.if_then_else(
+            key + 1 < left, T.uint32(0xFFFFFFFF), T.if_then_else(key < left, T.uint32(0xFFFF), T.uint32(0))
+        )
+    for i in T.unroll(head_dim // STEP):
+        T.ptx_ldmatrix(
+            True, 4,
+            T.access_ptr(v_tiles[stage, warp * STEP + lane % 16, i * STEP + lane // 16 * 8], "r", 8),
+            T.access_ptr(values[0], "w", 4),
+        )  # fmt: skip
+        for j in T.unroll(4):
+            values[j] = values[j] & kept[j % 2]
+        for side in T.unroll(2):
+            T.ptx_mma(
+                F32, "m16n8k16", "row", "col", "bf16", "bf16", "fp32",
+                weight.data, 0, values.data, side * 2, sum_.data, (i * 2 + side) * 4, T.bool(False),
+            )  # fmt: skip
+
+
+@T.macro
+def put_down(sum_, highest, total, sums, peaks, totals, head_dim):
+    """Leave what a warp has for the others."""
+    lane = T.get_thread_binding() % WARP
+    warp = T.get_thread_binding() // WARP
+    for row in T.unroll(2):
+        for distance in T.unroll(2):
+            total[row] += T.shfl_xor(total[row], 1 << distance)
+        if lane % 4 == 0:
+            peaks[warp, row * 8 + lane // 4] = highest[row]
+            totals[warp, row * 8 + lane // 4] = total[row]
+    for i in T.unroll(head_dim // COLUMNS):
+        for row in T.unroll(2):
+            for j in T.vectorized(2):
+                sums[warp * ROWS + row * 8 + lane // 4, i * COLUMNS + lane % 4 * 2 + j] = sum_[i, row * 2 + j]
+
+
+@T.macro
+def merge_warps(value, ends, sums, peaks, totals, row, column):
+    """Some elements of a row's weighted sum over all warps; of the row, its maximum and the total of its weights.
+
+    A warp without keys has the lowest maximum, and so no weight beside one that has.
+    """
+    part = T.alloc_local((MERGE_LANES,), F32)
+    ends[0] = peaks[0, row]
+    for warp in T.unroll(WARPS - 1):
+        ends[0] = T.max(ends[0], peaks[warp + 1, row])
+    ends[1] = 0.0
+    for j in T.unroll(MERGE_LANES):
+        value[j] = 0.0
+    for warp in T.unroll(WARPS):
+        weight = T.alloc_var(F32, init=T.exp2(peaks[warp, row] - ends[0]))
+        ends[1] += weight * totals[warp, row]
+        for j in T.vectorized(MERGE_LANES):
+            part[j] = sums[warp * ROWS + row, column + j]
+        for j in T.unroll(MERGE_LANES):
+            value[j] += weight * part[j]
 
 
 @T.macro
