@@ -1,6 +1,6 @@
 """An HTTP transport that checks every response against a schema.
 
-The schemas were written by hand from OpenAI's and vLLM's documentation, not from the server's code."""
+The schemas were written by hand from OpenAI's, Anthropic's and vLLM's documentation, not from the server's code."""
 
 import json
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ SCHEMAS = {
 WHOLE = {
     ("POST", "/v1/chat/completions"): "chat.completion",
     ("POST", "/v1/completions"): "text_completion",
+    ("POST", "/v1/messages"): "message",
+    ("POST", "/v1/messages/count_tokens"): "message.count",
     ("POST", "/tokenize"): "tokenize",
     ("POST", "/detokenize"): "detokenize",
     ("GET", "/v1/models"): "models",
@@ -26,6 +28,12 @@ WHOLE = {
 }
 # Of /health and /ready also with 503.
 STATUS_PATHS = ("/health", "/ready")
+
+
+def error_schema(path: str) -> str:
+    """Errors have the form of the API that the route is of."""
+    is_anthropic = path == "/v1/messages" or path.startswith("/v1/messages/")
+    return "message.error" if is_anthropic else "error"
 
 
 def check(name: str, body: object) -> None:
@@ -47,7 +55,7 @@ class CheckingTransport(httpx2.BaseTransport):
         kind = response.headers["content-type"].split(";")[0]
         if kind == "text/event-stream":
             assert response.status_code == 200
-            response.stream = CheckedEvents(response.stream, WHOLE["POST", path] + ".chunk", self)
+            response.stream = CheckedEvents(response.stream, path, self)
         elif path != "/metrics":
             assert kind == "application/json"
             response.read()
@@ -60,7 +68,7 @@ class CheckingTransport(httpx2.BaseTransport):
         if path in STATUS_PATHS and status in (200, 503):
             return WHOLE[method, path]
         if status != 200:
-            return "error"
+            return error_schema(path)
         return "model" if path.startswith("/v1/models/") else WHOLE[method, path]
 
     def close(self) -> None:
@@ -70,9 +78,10 @@ class CheckingTransport(httpx2.BaseTransport):
 class CheckedEvents(httpx2.SyncByteStream):
     """A stream of server-sent events, each of which is checked as it passes."""
 
-    def __init__(self, inner: httpx2.SyncByteStream, schema: str, transport: CheckingTransport) -> None:
+    def __init__(self, inner: httpx2.SyncByteStream, path: str, transport: CheckingTransport) -> None:
         self.inner = inner
-        self.schema = schema
+        self.schema = WHOLE["POST", path] + ".chunk"
+        self.error = error_schema(path)
         self.transport = transport
 
     def __iter__(self) -> Iterator[bytes]:
@@ -88,9 +97,12 @@ class CheckedEvents(httpx2.SyncByteStream):
     def check_event(self, event: str) -> None:
         if event.startswith(":") or event == "data: [DONE]":
             return
-        assert event.startswith("data: "), event
-        body = json.loads(event.removeprefix("data: "))
-        check("error" if "error" in body else self.schema, body)
+        name, data = event.split("\n") if "\n" in event else (None, event)
+        assert data.startswith("data: "), event
+        body = json.loads(data.removeprefix("data: "))
+        check(self.error if "error" in body else self.schema, body)
+        # Events that have names are named by their types.
+        assert name is None or name == f"event: {body['type']}"
         self.transport.checked += 1
 
     def close(self) -> None:

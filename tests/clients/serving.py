@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import httpx2
+from anthropic import Anthropic
 from checking import CheckingTransport
 from openai import OpenAI
 
@@ -63,6 +64,10 @@ class Server:
         """An OpenAI client that does not retry unless it is told to."""
         options.setdefault("max_retries", 0)
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, http_client=self.http, **options)
+
+    def anthropic(self, api_key: str = "unused") -> Anthropic:
+        """An Anthropic client that does not retry."""
+        return Anthropic(base_url=self.url, api_key=api_key, http_client=self.http, max_retries=0)
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples over all labels."""

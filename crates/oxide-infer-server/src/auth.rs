@@ -6,6 +6,8 @@ use axum::http::{HeaderMap, header};
 use sha2::{Digest, Sha256};
 use subtle::{Choice, ConstantTimeEq};
 
+const X_API_KEY: &str = "x-api-key";
+
 /// The hashes of the keys that open the API. Hashes have one length, so a comparison tells nothing about a key's.
 #[derive(Debug)]
 pub(crate) struct KeyRing {
@@ -23,8 +25,7 @@ impl KeyRing {
         if self.hashes.is_empty() {
             return Ok(());
         }
-        let value = headers.get(header::AUTHORIZATION).ok_or(ApiError::MissingApiKey)?;
-        let key = bearer(value.as_bytes()).ok_or(ApiError::MissingApiKey)?;
+        let key = presented(headers).ok_or(ApiError::MissingApiKey)?;
         let presented = hash(key);
         let known = self.hashes.iter().fold(Choice::from(0), |known, hash| known | hash.ct_eq(&presented));
         if bool::from(known) { Ok(()) } else { Err(ApiError::WrongApiKey) }
@@ -34,6 +35,14 @@ impl KeyRing {
 /// Whether a path is open only to those who have a key.
 pub(crate) fn is_guarded(path: &str) -> bool {
     path == "/v1" || path.starts_with("/v1/") || path == "/tokenize" || path == "/detokenize"
+}
+
+/// The key that a request has, as OpenAI's clients send it or as Anthropic's do.
+fn presented(headers: &HeaderMap) -> Option<&[u8]> {
+    match headers.get(header::AUTHORIZATION) {
+        Some(value) => bearer(value.as_bytes()),
+        None => headers.get(X_API_KEY).map(|value| value.as_bytes().trim_ascii()),
+    }
 }
 
 /// The key in `Bearer KEY`.
@@ -82,6 +91,23 @@ mod tests {
     fn no_header_and_another_scheme_are_a_missing_key() {
         assert_eq!(check(&["one"], None), Err(ApiError::MissingApiKey));
         assert_eq!(check(&["one"], Some("Basic one")), Err(ApiError::MissingApiKey));
+    }
+
+    #[test]
+    fn the_header_of_anthropics_clients_opens_beside_the_other() {
+        let ring = KeyRing::new(&[ApiKey::new("one")]);
+        let with = |headers: &[(&'static str, &'static str)]| {
+            let headers =
+                headers.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_static(value)));
+            ring.check(&headers.collect())
+        };
+        assert_eq!(with(&[("x-api-key", "one")]), Ok(()));
+        assert_eq!(with(&[("x-api-key", "two")]), Err(ApiError::WrongApiKey));
+        // A bearer counts first.
+        assert_eq!(
+            with(&[("x-api-key", "one"), ("authorization", "Bearer two")]),
+            Err(ApiError::WrongApiKey)
+        );
     }
 
     #[test]

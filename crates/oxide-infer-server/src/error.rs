@@ -69,7 +69,7 @@ pub enum ApiError {
         served: String,
     },
     /// The request has no API key.
-    #[error("an API key is needed: send it in the header 'Authorization: Bearer KEY'")]
+    #[error("an API key is needed: send it in the header 'Authorization: Bearer KEY' or 'x-api-key: KEY'")]
     MissingApiKey,
     /// The request's API key is none of the server's.
     #[error("the API key is not valid")]
@@ -233,6 +233,8 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.body())).into_response();
+        // For APIs that tell errors in another form.
+        response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         if let Some(seconds) = self.retry_after() {
             headers.insert(header::RETRY_AFTER, seconds);

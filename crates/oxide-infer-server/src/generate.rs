@@ -2,17 +2,22 @@
 
 mod chat;
 mod choice;
+mod chunks;
 mod completion;
 mod events;
 mod logprobs;
+mod messages;
 mod output;
+mod parts;
 mod stream;
 mod whole;
 
 pub(crate) use chat::ChatFormat;
+pub(crate) use chunks::{ChunkWriter, Format};
 pub(crate) use completion::CompletionFormat;
+pub(crate) use messages::{MessageHead, MessageWriter};
 pub(crate) use output::{CallEnding, CallPlan, OutputPlan, TextBeside};
-pub(crate) use stream::{Format, respond_streaming};
+pub(crate) use stream::respond_streaming;
 pub(crate) use whole::respond_whole;
 
 use crate::app::{App, InFlight};
@@ -142,6 +147,17 @@ impl Generation {
             self.failure = Some(error.clone());
         }
         advanced
+    }
+
+    /// Waits until every answer is complete. Dropping the future (the client went away) cancels them.
+    ///
+    /// # Errors
+    /// As [`Self::advance`].
+    pub(crate) async fn completed(mut self) -> Result<Self, ApiError> {
+        while !self.is_done() {
+            self.advance().await?;
+        }
+        Ok(self)
     }
 
     /// Whether every answer is complete.

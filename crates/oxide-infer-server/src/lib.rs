@@ -1,4 +1,4 @@
-//! The OpenAI-compatible HTTP server of Oxide Infer.
+//! The HTTP server of Oxide Infer, compatible with OpenAI's clients and with Anthropic's.
 //!
 //! [`Server`] takes a [`ServerConfig`], a running engine and a [`text::TextModel`]; [`Server::run`] serves them on what
 //! [`listen`] returned until it is told to stop. [`Server::router`] gives the same service without a network. A request passes `routes` (reading), `protocol`

@@ -4,15 +4,16 @@ use crate::app::App;
 use crate::auth::is_guarded;
 use crate::config::Cors;
 use crate::error::ApiError;
-use crate::observe::{REQUEST_ID, observe};
+use crate::observe::{Arrival, REQUEST_ID, observe};
 use crate::protocol::fields::shorten;
+use crate::protocol::messages::response::MessageError;
 use crate::routes;
-use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::Method;
-use axum::middleware::{Next, from_fn_with_state};
+use axum::http::{Method, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Json, Router};
 use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,8 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .route("/v1/models/{*id}", get(routes::models::one))
         .route("/v1/chat/completions", post(routes::generation::chat))
         .route("/v1/completions", post(routes::generation::completion))
+        .route("/v1/messages", post(routes::generation::message))
+        .route("/v1/messages/count_tokens", post(routes::tokenize::count))
         .route("/tokenize", post(routes::tokenize::tokenize))
         .route("/detokenize", post(routes::tokenize::detokenize))
         .route("/health", get(routes::status::health))
@@ -35,7 +38,8 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(from_fn_with_state(app.clone(), guard))
-        .layer(CatchPanicLayer::custom(panicked));
+        .layer(CatchPanicLayer::custom(panicked))
+        .layer(from_fn(speak_anthropic));
     let router = match cors_layer(&app.config().cors) {
         Some(cors) => router.layer(cors),
         None => router,
@@ -52,6 +56,21 @@ async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Res
         }
     }
     Ok(next.run(request).await)
+}
+
+/// Tells the errors of Anthropic's routes in Anthropic's form.
+async fn speak_anthropic(request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    let is_anthropic = path == "/v1/messages" || path.starts_with("/v1/messages/");
+    let id = request.extensions().get::<Arrival>().map(|arrival| arrival.id.to_string());
+    let response = next.run(request).await;
+    let Some(error) = response.extensions().get::<ApiError>().filter(|_| is_anthropic) else {
+        return response;
+    };
+    let body = Json(MessageError::new(error, id)).into_response();
+    let (mut head, _) = response.into_parts();
+    head.headers.remove(header::CONTENT_LENGTH);
+    Response::from_parts(head, body.into_body())
 }
 
 async fn no_route(request: Request) -> ApiError {

@@ -1,9 +1,9 @@
 //! Answers in the form of `/v1/chat/completions`.
 
 use super::choice::Delta;
+use super::chunks::Format;
 use super::logprobs::{TokenNamer, prompt_logprobs};
 use super::output::CallDelta;
-use super::stream::Format;
 use super::{Generation, PromptRun};
 use crate::protocol::params::TokenIds;
 use crate::protocol::response::{

@@ -1,8 +1,8 @@
 //! Answers in the form of `/v1/completions`.
 
 use super::choice::Delta;
+use super::chunks::Format;
 use super::logprobs::{TokenNamer, prompt_logprobs};
-use super::stream::Format;
 use super::{Generation, PromptRun};
 use crate::protocol::params::TokenIds;
 use crate::protocol::response::{CompletionChoice, CompletionLogprobs, PromptTokenLogprobs};

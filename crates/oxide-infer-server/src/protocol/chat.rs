@@ -1,9 +1,10 @@
-//! The request of `/v1/chat/completions`, and the messages that `/tokenize` takes, too.
+//! The request of `/v1/chat/completions`, and the messages that `/tokenize` takes, too. Other APIs' requests become the same.
 
 use super::fields::{Fields, read, shorten, wrong_type};
+use super::grammar::read_grammar;
 use super::params::{Bounds, GenerationParams, MaxTokens, read_add_special_tokens};
 use super::rules::Route;
-use super::tools::{Strictness, Tool, ToolChoice, ToolUse, read_calls, read_tools};
+use super::tools::{Strictness, Tool, ToolChoice, ToolUse, read_calls, read_chat_tool, read_tools};
 use crate::error::ApiError;
 use crate::text::{AddSpecialTokens, ChatInput, NextTurn};
 use oxide_infer_engine::request::EosPolicy;
@@ -34,26 +35,34 @@ pub(crate) struct ChatPrompt {
     pub(crate) add_special_tokens: AddSpecialTokens,
     /// The tools that the template gets.
     pub(crate) tools: Vec<Tool>,
+    /// The field that holds the messages.
+    pub(crate) param: &'static str,
 }
 
 impl ChatRequest {
     /// Reads and checks a request's body.
     pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse_body(body)?;
+        let mut fields = Fields::parse_body(body, Route::Chat)?;
         let model = fields.string("model")?;
         let mut chat = ChatPrompt::read(&mut fields, bounds)?;
         let tools = ToolUse::read(&mut fields, std::mem::take(&mut chat.tools))?;
-        if tools.choice == ToolChoice::None {
-            // A model that sees no tools calls none.
-            chat.input.tools = None;
-        }
-        let mut params = GenerationParams::read(&mut fields, bounds)?;
+        let grammar = read_grammar(&mut fields, bounds.limits)?;
+        let mut params = GenerationParams::read(&mut fields, bounds, grammar)?;
         let max = read_max_tokens(&mut fields)?;
         params.limit(max, &fields)?;
-        let request = Self { model, chat, tools, logprobs: read_logprobs(&mut fields, bounds)?, params };
-        request.check_tools(&fields)?;
-        fields.finish(Route::Chat)?;
-        Ok(request)
+        let logprobs = read_logprobs(&mut fields, bounds)?;
+        Self { model, chat, tools, logprobs, params }.checked(fields)
+    }
+
+    /// The request, once its parts are checked against each other and nothing of the body is left.
+    pub(crate) fn checked(mut self, fields: Fields<'_>) -> Result<Self, ApiError> {
+        if self.tools.choice == ToolChoice::None {
+            // A model that sees no tools calls none.
+            self.chat.input.tools = None;
+        }
+        self.check_tools(&fields)?;
+        fields.finish()?;
+        Ok(self)
     }
 
     fn check_tools(&self, fields: &Fields<'_>) -> Result<(), ApiError> {
@@ -70,8 +79,7 @@ impl ChatPrompt {
     /// Reads `messages`, `tools` and what says how they are rendered.
     pub(crate) fn read(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Self, ApiError> {
         let messages = read_messages(fields, bounds)?;
-        let tools = read_tools(fields, bounds.limits)?;
-        let definitions = || tools.iter().map(|tool| tool.definition.clone()).collect();
+        let tools = read_tools(fields, bounds.limits, read_chat_tool)?;
         let generation_prompt = fields.flag("add_generation_prompt")?;
         let continue_final = fields.flag("continue_final_message")?.unwrap_or(false);
         let next = match (continue_final, generation_prompt) {
@@ -85,20 +93,34 @@ impl ChatPrompt {
             (false, Some(false)) => NextTurn::None,
             (false, _) => NextTurn::Assistant,
         };
-        let variables: Option<Map<String, Value>> = fields.typed("chat_template_kwargs", "an object")?;
-        Ok(Self {
-            input: ChatInput {
-                messages,
-                tools: (!tools.is_empty()).then(definitions),
-                next,
-                variables: variables.unwrap_or_default(),
-                ..ChatInput::default()
-            },
-            // Templates write the special tokens themselves.
-            add_special_tokens: read_add_special_tokens(fields, AddSpecialTokens::Omit)?,
-            tools,
-        })
+        let variables = read_variables(fields)?;
+        let add_special_tokens = read_add_special_tokens(fields, AddSpecialTokens::Omit)?;
+        Ok(Self { add_special_tokens, ..Self::new("messages", messages, tools, next, variables) })
     }
+
+    /// A conversation from the field `param`.
+    pub(crate) fn new(
+        param: &'static str,
+        messages: Vec<Value>,
+        tools: Vec<Tool>,
+        next: NextTurn,
+        variables: Map<String, Value>,
+    ) -> Self {
+        let definitions = || tools.iter().map(|tool| tool.definition.clone()).collect();
+        let tools_shown = (!tools.is_empty()).then(definitions);
+        Self {
+            input: ChatInput { messages, tools: tools_shown, next, variables, ..ChatInput::default() },
+            // Templates write the special tokens themselves.
+            add_special_tokens: AddSpecialTokens::Omit,
+            tools,
+            param,
+        }
+    }
+}
+
+/// Reads `chat_template_kwargs`.
+pub(crate) fn read_variables(fields: &mut Fields<'_>) -> Result<Map<String, Value>, ApiError> {
+    Ok(fields.typed("chat_template_kwargs", "an object")?.unwrap_or_default())
 }
 
 fn read_max_tokens(fields: &mut Fields<'_>) -> Result<Option<MaxTokens>, ApiError> {
@@ -126,22 +148,26 @@ fn read_logprobs(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Option<u
 }
 
 fn read_messages(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Vec<Value>, ApiError> {
+    let list = message_list(fields, "messages", bounds)?;
+    let list = list.into_iter().enumerate();
+    list.map(|(index, raw)| read_message(raw, &format!("messages[{index}]"))).collect()
+}
+
+/// Reads the field that holds a conversation's messages, unread each.
+pub(crate) fn message_list<'a>(
+    fields: &mut Fields<'a>,
+    name: &str,
+    bounds: Bounds<'_>,
+) -> Result<Vec<&'a RawValue>, ApiError> {
     const EXPECTED: &str = "an array of messages";
-    let list: Option<Vec<&RawValue>> = fields.typed("messages", EXPECTED)?;
-    let list = list.ok_or_else(|| fields.missing("messages", EXPECTED))?;
+    let list: Option<Vec<&RawValue>> = fields.typed(name, EXPECTED)?;
+    let list = list.ok_or_else(|| fields.missing(name, EXPECTED))?;
     let max = bounds.limits.max_messages;
-    if list.is_empty() {
-        return Err(fields.invalid("messages", "must not be empty"));
+    match list.len() {
+        0 => Err(fields.invalid(name, "must not be empty")),
+        got if got > max => Err(fields.invalid(name, format!("must have at most {max} messages, got {got}"))),
+        _ => Ok(list),
     }
-    if list.len() > max {
-        return Err(
-            fields.invalid("messages", format!("must have at most {max} messages, got {}", list.len()))
-        );
-    }
-    list.into_iter()
-        .enumerate()
-        .map(|(index, raw)| read_message(raw, &format!("messages[{index}]")))
-        .collect()
 }
 
 fn read_message(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
@@ -173,17 +199,17 @@ fn read_message(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
         }
     }
     refuse_unsupported_parts(&mut fields)?;
-    fields.finish_inner()?;
+    fields.finish()?;
     Ok(Value::Object(message))
 }
 
 fn check_role(role: &str, fields: &Fields<'_>) -> Result<(), ApiError> {
     match role {
         "system" | "developer" | "user" | "assistant" | "tool" => Ok(()),
-        "function" => Err(ApiError::UnsupportedField {
-            param: fields.param("role"),
-            reason: "answers of tools have the role 'tool' and a 'tool_call_id'".to_owned(),
-        }),
+        "function" => {
+            let reason = "answers of tools have the role 'tool' and a 'tool_call_id'";
+            Err(fields.unsupported("role", reason))
+        }
         _ => {
             let reason = format!(
                 "must be 'system', 'developer', 'user', 'assistant' or 'tool', got '{}'",
@@ -213,24 +239,17 @@ fn read_part(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
     let mut fields = Fields::parse_at(raw, param)?;
     let kind = fields.string("type")?.ok_or_else(|| fields.missing("type", "'text'"))?;
     if kind != "text" {
-        return Err(ApiError::UnsupportedField {
-            param: fields.param("type"),
-            reason: format!("only parts of type 'text' are, got '{}'", shorten(&kind)),
-        });
+        let reason = format!("only parts of type 'text' are, got '{}'", shorten(&kind));
+        return Err(fields.unsupported("type", reason));
     }
     let text = fields.string("text")?.ok_or_else(|| fields.missing("text", "a string"))?;
-    fields.finish_inner()?;
+    fields.finish()?;
     Ok(json!({"type": "text", "text": text}))
 }
 
 /// Parts of a message that change the prompt elsewhere. Clients that send an answer back send them empty.
 fn refuse_unsupported_parts(fields: &mut Fields<'_>) -> Result<(), ApiError> {
-    for name in ["tool_calls", "function_call", "tool_call_id", "audio", "refusal", "annotations"] {
-        let Some(raw) = fields.take(name) else { continue };
-        if raw.get() != "[]" && raw.get() != "\"\"" {
-            let reason = "messages have only text".to_owned();
-            return Err(ApiError::UnsupportedField { param: fields.param(name), reason });
-        }
-    }
-    Ok(())
+    ["tool_calls", "function_call", "tool_call_id", "audio", "refusal", "annotations"]
+        .into_iter()
+        .try_for_each(|name| fields.refuse(name, &["[]", "\"\""], "messages have only text"))
 }

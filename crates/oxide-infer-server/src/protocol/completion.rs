@@ -1,6 +1,7 @@
 //! The request of `/v1/completions`.
 
 use super::fields::{Fields, read, wrong_type};
+use super::grammar::read_grammar;
 use super::params::{Bounds, GenerationParams, MaxTokens, check_vocabulary, read_add_special_tokens};
 use super::rules::Route;
 use crate::error::ApiError;
@@ -49,11 +50,12 @@ pub(crate) enum Echo {
 impl CompletionRequest {
     /// Reads and checks a request's body.
     pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse_body(body)?;
+        let mut fields = Fields::parse_body(body, Route::Completion)?;
         let model = fields.string("model")?;
         let prompts = read_prompts(&mut fields, bounds)?;
         let echo = if fields.flag("echo")?.unwrap_or(false) { Echo::Prompt } else { Echo::Off };
-        let mut params = GenerationParams::read(&mut fields, bounds)?;
+        let grammar = read_grammar(&mut fields, bounds.limits)?;
+        let mut params = GenerationParams::read(&mut fields, bounds, grammar)?;
         let tokens = fields.count("max_tokens", 0, u32::MAX)?.unwrap_or(DEFAULT_MAX_TOKENS);
         if tokens == 0 && echo == Echo::Off {
             return Err(fields.invalid("max_tokens", "must be at least 1 without 'echo'"));
@@ -68,7 +70,7 @@ impl CompletionRequest {
             params,
         };
         check_best_of(&mut fields, request.params.choices.get())?;
-        fields.finish(Route::Completion)?;
+        fields.finish()?;
         Ok(request)
     }
 }
@@ -78,10 +80,9 @@ fn check_best_of(fields: &mut Fields<'_>, n: u32) -> Result<(), ApiError> {
         Some(best_of) if best_of < n => {
             Err(fields.invalid("best_of", format!("must not be below 'n' = {n}, got {best_of}")))
         }
-        Some(best_of) if best_of > n => Err(ApiError::UnsupportedField {
-            param: fields.param("best_of"),
-            reason: "answers are not ranked; ask for them all with 'n'".to_owned(),
-        }),
+        Some(best_of) if best_of > n => {
+            Err(fields.unsupported("best_of", "answers are not ranked; ask for them all with 'n'"))
+        }
         _ => Ok(()),
     }
 }

@@ -10,19 +10,27 @@ use std::ops::RangeInclusive;
 /// The fields of one JSON object that have not been read yet.
 #[derive(Debug)]
 pub(crate) struct Fields<'a> {
+    /// The route whose body it is; `None` inside the body.
+    route: Option<Route>,
     /// What comes before a field's name in `param`: empty, or `messages[2].`.
     prefix: String,
     unread: Vec<(String, &'a RawValue)>,
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of a request's body.
-    pub(crate) fn parse_body(body: &'a [u8]) -> Result<Self, ApiError> {
+    /// The fields of a request's body. Of these only what the route accepts is read.
+    pub(crate) fn parse_body(body: &'a [u8], route: Route) -> Result<Self, ApiError> {
         let text = std::str::from_utf8(body)
             .map_err(|error| ApiError::InvalidJson(format!("it is not UTF-8: {error}")))?;
         let raw: &RawValue =
             serde_json::from_str(text).map_err(|error| ApiError::InvalidJson(error.to_string()))?;
-        Self::parse(raw, "body", String::new())
+        let fields = Self::parse(raw, "body", String::new())?;
+        Ok(Self { route: Some(route), ..fields })
+    }
+
+    /// Reads on as another route, which the body turned out to be meant for.
+    pub(crate) fn reroute(&mut self, route: Route) {
+        self.route = Some(route);
     }
 
     /// The fields of an object inside the body; `param` names it.
@@ -36,7 +44,7 @@ impl<'a> Fields<'a> {
         }
         let Entries(unread) =
             serde_json::from_str(raw.get()).map_err(|error| ApiError::InvalidJson(error.to_string()))?;
-        let fields = Self { prefix, unread };
+        let fields = Self { route: None, prefix, unread };
         fields.refuse_duplicates()?;
         Ok(fields)
     }
@@ -70,8 +78,16 @@ impl<'a> Fields<'a> {
         self.unread.iter().any(|(unread, raw)| unread == name && raw.get() != "null")
     }
 
-    /// Takes a field; `None` if it is absent or null.
+    /// Whether the route accepts a field; inside of the body all are.
+    pub(crate) fn admits(&self, name: &str) -> bool {
+        self.route.is_none_or(|route| rules::handling(route, name) == Some(Handling::Accepted))
+    }
+
+    /// Takes a field; `None` if it is absent or null, or not for this route: then it is left for [`Self::finish`].
     pub(crate) fn take(&mut self, name: &str) -> Option<&'a RawValue> {
+        if !self.admits(name) {
+            return None;
+        }
         let at = self.unread.iter().position(|(unread, _)| unread == name)?;
         let (_, raw) = self.unread.swap_remove(at);
         (raw.get() != "null").then_some(raw)
@@ -129,33 +145,37 @@ impl<'a> Fields<'a> {
         Ok(value.and_then(|value| u32::try_from(value).ok()))
     }
 
-    /// Ends the reading of a request: what is left must be known to have no effect.
-    pub(crate) fn finish(self, route: Route) -> Result<(), ApiError> {
+    /// Takes a field that is not supported; only null and `neutral` JSON values, which ask for nothing, are let through.
+    pub(crate) fn refuse(&mut self, name: &str, neutral: &[&str], instead: &str) -> Result<(), ApiError> {
+        match self.take(name) {
+            Some(raw) if !is_neutral(raw, neutral) => Err(self.unsupported(name, instead)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error of a field that is not supported, or of a value of it.
+    pub(crate) fn unsupported(&self, name: &str, instead: impl Into<String>) -> ApiError {
+        ApiError::UnsupportedField { param: self.param(name), reason: instead.into() }
+    }
+
+    /// Ends the reading: what is left must be known to have no effect.
+    pub(crate) fn finish(self) -> Result<(), ApiError> {
         for (name, raw) in &self.unread {
-            let param = self.param(name);
-            match rules::handling(route, name) {
+            match self.route.and_then(|route| rules::handling(route, name)) {
                 Some(Handling::Ignored) => {}
                 Some(Handling::Unsupported { neutral, instead }) => {
                     if !is_neutral(raw, neutral) {
-                        return Err(ApiError::UnsupportedField { param, reason: instead.to_owned() });
+                        return Err(self.unsupported(name, instead));
                     }
                 }
                 Some(Handling::Accepted) | None => {
                     if raw.get() != "null" {
-                        return Err(ApiError::UnknownField { param });
+                        return Err(ApiError::UnknownField { param: self.param(name) });
                     }
                 }
             }
         }
         Ok(())
-    }
-
-    /// Ends the reading of an object inside a request: what is left must be null.
-    pub(crate) fn finish_inner(self) -> Result<(), ApiError> {
-        match self.unread.iter().find(|(_, raw)| raw.get() != "null") {
-            Some((name, _)) => Err(ApiError::UnknownField { param: self.param(name) }),
-            None => Ok(()),
-        }
     }
 }
 

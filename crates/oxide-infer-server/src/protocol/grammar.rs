@@ -41,13 +41,10 @@ fn read_response_format(fields: &mut Fields<'_>, limits: &Limits) -> Result<Opti
             let raw = raw.ok_or_else(|| format.missing("json_schema", "an object with a 'schema'"))?;
             Some(read_named_schema(raw, &inner, limits)?)
         }
-        "structural_tag" => {
-            let reason = format!("send {EXPECTED}");
-            return Err(ApiError::UnsupportedField { param: format.param("type"), reason });
-        }
+        "structural_tag" => return Err(format.unsupported("type", format!("send {EXPECTED}"))),
         _ => return Err(format.invalid("type", format!("must be {EXPECTED}, got '{}'", shorten(&kind)))),
     };
-    format.finish_inner()?;
+    format.finish()?;
     Ok(spec)
 }
 
@@ -57,10 +54,16 @@ fn read_named_schema(raw: &RawValue, param: &str, limits: &Limits) -> Result<Gra
     named.string("name")?;
     named.string("description")?;
     named.flag("strict")?;
-    let param = named.param("schema");
-    let schema = named.take("schema").ok_or_else(|| named.missing("schema", "a JSON schema"))?;
+    let spec = read_schema_field(&mut named, limits)?;
+    named.finish()?;
+    Ok(spec)
+}
+
+/// Reads the field `schema`.
+pub(crate) fn read_schema_field(fields: &mut Fields<'_>, limits: &Limits) -> Result<GrammarSpec, ApiError> {
+    let param = fields.param("schema");
+    let schema = fields.take("schema").ok_or_else(|| fields.missing("schema", "a JSON schema"))?;
     let source = read_schema(schema.get(), &param, limits)?;
-    named.finish_inner()?;
     Ok(GrammarSpec { param, source })
 }
 
@@ -101,7 +104,7 @@ fn read_structured_outputs(
         }
     };
     refuse_unsupported(&mut inner)?;
-    inner.finish_inner()?;
+    inner.finish()?;
     Ok(Some(GrammarSpec { param, source }))
 }
 
@@ -114,13 +117,7 @@ fn refuse_unsupported(fields: &mut Fields<'_>) -> Result<(), ApiError> {
         "disable_additional_properties",
         "disable_fallback",
     ];
-    for name in names {
-        if fields.take(name).is_some_and(|raw| raw.get() != "false") {
-            let reason = "leave it out".to_owned();
-            return Err(ApiError::UnsupportedField { param: fields.param(name), reason });
-        }
-    }
-    Ok(())
+    names.into_iter().try_for_each(|name| fields.refuse(name, &["false"], "leave it out"))
 }
 
 fn read_choice(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<String>, ApiError> {

@@ -1,7 +1,6 @@
 //! What chat and completion requests have in common: sampling, the end of an answer, and how it is delivered.
 
 use super::fields::{self, Fields};
-use super::grammar::read_grammar;
 use crate::config::{Limits, SamplingDefaults};
 use crate::error::ApiError;
 use crate::grammar::GrammarSpec;
@@ -56,7 +55,7 @@ pub(crate) struct GenerationParams {
     pub(crate) token_names: TokenNames,
     /// `prompt_logprobs`: report the prompt's log-probabilities, and of this many best tokens.
     pub(crate) prompt_logprobs: Option<u32>,
-    /// `response_format` or `structured_outputs`.
+    /// What answers are held to.
     pub(crate) grammar: Option<GrammarSpec>,
     /// `truncate_prompt_tokens`.
     pub(crate) truncation: Truncation,
@@ -122,7 +121,13 @@ pub(crate) enum TokenNames {
 
 impl GenerationParams {
     /// Reads everything but the limit on the answer, which the routes read differently.
-    pub(crate) fn read(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Self, ApiError> {
+    ///
+    /// `grammar` is what the route's own field for that says.
+    pub(crate) fn read(
+        fields: &mut Fields<'_>,
+        bounds: Bounds<'_>,
+        grammar: Option<GrammarSpec>,
+    ) -> Result<Self, ApiError> {
         let choices = fields.count("n", 1, bounds.limits.max_choices)?.and_then(NonZeroU32::new);
         let include_stop = fields.flag("include_stop_str_in_output")?.unwrap_or(false);
         let ignore_eos = fields.flag("ignore_eos")?.unwrap_or(false);
@@ -130,7 +135,6 @@ impl GenerationParams {
         let return_ids = fields.flag("return_token_ids")?.unwrap_or(false);
         let name_by_id = fields.flag("return_tokens_as_token_ids")?.unwrap_or(false);
         let delivery = read_delivery(fields)?;
-        let grammar = read_grammar(fields, bounds.limits)?;
         if let Some(grammar) = grammar.as_ref().filter(|_| ignore_eos) {
             let reason =
                 format!("cannot be true together with '{}', which says where answers end", grammar.param);
@@ -271,24 +275,24 @@ fn read_logit_bias(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Arc<[(
 }
 
 fn read_stop(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<String>, ApiError> {
-    let Some(raw) = fields.take("stop") else { return Ok(Vec::new()) };
+    let name = if fields.admits("stop_sequences") { "stop_sequences" } else { "stop" };
+    let Some(raw) = fields.take(name) else { return Ok(Vec::new()) };
     let stop = match fields::read::<String>(raw) {
         Some(one) => vec![one],
-        None => fields::read::<Vec<String>>(raw).ok_or_else(|| {
-            fields::wrong_type(&fields.param("stop"), "a string or an array of strings", raw)
-        })?,
+        None => fields::read::<Vec<String>>(raw)
+            .ok_or_else(|| fields::wrong_type(&fields.param(name), "a string or an array of strings", raw))?,
     };
     if stop.len() > MAX_STOP_STRINGS {
         let reason = format!("must have at most {MAX_STOP_STRINGS} strings, got {}", stop.len());
-        return Err(fields.invalid("stop", reason));
+        return Err(fields.invalid(name, reason));
     }
     if stop.iter().any(String::is_empty) {
-        return Err(fields.invalid("stop", "must not have an empty string"));
+        return Err(fields.invalid(name, "must not have an empty string"));
     }
     if let Some(long) = stop.iter().find(|stop| stop.len() > limits.max_stop_bytes) {
         let reason =
             format!("must have strings of at most {} bytes, got {}", limits.max_stop_bytes, long.len());
-        return Err(fields.invalid("stop", reason));
+        return Err(fields.invalid(name, reason));
     }
     Ok(stop)
 }
@@ -363,7 +367,7 @@ fn read_delivery(fields: &mut Fields<'_>) -> Result<Delivery, ApiError> {
             let always = options.flag("continuous_usage_stats")?.unwrap_or(false);
             // Padding against traffic analysis; this server sends none.
             options.flag("include_obfuscation")?;
-            options.finish_inner()?;
+            options.finish()?;
             Ok(Delivery::Stream(match (at_end, always) {
                 (false, _) => UsageReports::None,
                 (true, false) => UsageReports::AtEnd,

@@ -13,6 +13,10 @@ pub(crate) enum Route {
     TokenizeChat,
     /// `/detokenize`.
     Detokenize,
+    /// `/v1/messages`.
+    Messages,
+    /// `/v1/messages/count_tokens`.
+    CountTokens,
 }
 
 /// What is done with a field.
@@ -50,18 +54,30 @@ pub(crate) fn handling(route: Route, name: &str) -> Option<Handling> {
 const CHAT: &[Route] = &[Route::Chat];
 const COMPLETION: &[Route] = &[Route::Completion];
 const GENERATION: &[Route] = &[Route::Chat, Route::Completion];
+/// All that generate.
+const SAMPLED: &[Route] = &[Route::Chat, Route::Completion, Route::Messages];
 const TEMPLATED: &[Route] = &[Route::Chat, Route::TokenizeChat];
 const TOKENIZE: &[Route] = &[Route::TokenizePrompt, Route::TokenizeChat];
 const PROMPTED: &[Route] = &[Route::Completion, Route::TokenizePrompt];
-const ALL: &[Route] =
-    &[Route::Chat, Route::Completion, Route::TokenizePrompt, Route::TokenizeChat, Route::Detokenize];
+const MESSAGES: &[Route] = &[Route::Messages];
+const ANTHROPIC: &[Route] = &[Route::Messages, Route::CountTokens];
+const CONVERSATION: &[Route] = &[Route::Chat, Route::TokenizeChat, Route::Messages, Route::CountTokens];
+const ALL: &[Route] = &[
+    Route::Chat,
+    Route::Completion,
+    Route::TokenizePrompt,
+    Route::TokenizeChat,
+    Route::Detokenize,
+    Route::Messages,
+    Route::CountTokens,
+];
 
 const fn accepted(name: &'static str, routes: &'static [Route]) -> FieldRule {
     FieldRule { name, routes, handling: Handling::Accepted }
 }
 
-const fn ignored(name: &'static str) -> FieldRule {
-    FieldRule { name, routes: GENERATION, handling: Handling::Ignored }
+const fn ignored(name: &'static str, routes: &'static [Route]) -> FieldRule {
+    FieldRule { name, routes, handling: Handling::Ignored }
 }
 
 const fn unsupported(
@@ -80,65 +96,73 @@ const NO_BEAMS: &str = "answers are sampled, not searched for";
 const NO_MASK: &str = "use 'logit_bias'";
 const NO_TRANSFER: &str = "this server computes prompt and answer in one place";
 
+const NO_HOSTED: &str = "tools run on the client's side";
+
 /// Every known field. A field that is in no row is refused by name.
 pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("model", ALL),
-    accepted("messages", TEMPLATED),
+    accepted("messages", CONVERSATION),
     accepted("prompt", PROMPTED),
     accepted("tokens", &[Route::Detokenize]),
-    accepted("tools", TEMPLATED),
-    accepted("tool_choice", CHAT),
+    accepted("tools", CONVERSATION),
+    accepted("tool_choice", &[Route::Chat, Route::Messages, Route::CountTokens]),
     accepted("parallel_tool_calls", CHAT),
-    accepted("max_tokens", GENERATION),
+    accepted("max_tokens", SAMPLED),
     accepted("max_completion_tokens", CHAT),
-    accepted("min_tokens", GENERATION),
+    accepted("min_tokens", SAMPLED),
     accepted("n", GENERATION),
     accepted("best_of", COMPLETION),
-    accepted("seed", GENERATION),
+    accepted("seed", SAMPLED),
     accepted("stop", GENERATION),
-    accepted("stop_token_ids", GENERATION),
+    accepted("stop_token_ids", SAMPLED),
     accepted("response_format", GENERATION),
     accepted("structured_outputs", GENERATION),
     accepted("include_stop_str_in_output", GENERATION),
-    accepted("ignore_eos", GENERATION),
-    accepted("temperature", GENERATION),
-    accepted("top_p", GENERATION),
-    accepted("top_k", GENERATION),
-    accepted("min_p", GENERATION),
-    accepted("presence_penalty", GENERATION),
-    accepted("frequency_penalty", GENERATION),
-    accepted("repetition_penalty", GENERATION),
-    accepted("logit_bias", GENERATION),
+    accepted("ignore_eos", SAMPLED),
+    accepted("temperature", SAMPLED),
+    accepted("top_p", SAMPLED),
+    accepted("top_k", SAMPLED),
+    accepted("min_p", SAMPLED),
+    accepted("presence_penalty", SAMPLED),
+    accepted("frequency_penalty", SAMPLED),
+    accepted("repetition_penalty", SAMPLED),
+    accepted("logit_bias", SAMPLED),
     accepted("logprobs", GENERATION),
     accepted("top_logprobs", CHAT),
     accepted("prompt_logprobs", GENERATION),
-    accepted("truncate_prompt_tokens", GENERATION),
+    accepted("truncate_prompt_tokens", SAMPLED),
     accepted("echo", COMPLETION),
-    accepted("stream", GENERATION),
+    accepted("stream", SAMPLED),
     accepted("stream_options", GENERATION),
-    accepted("skip_special_tokens", GENERATION),
+    accepted("skip_special_tokens", SAMPLED),
     accepted(
         "add_special_tokens",
         &[Route::Chat, Route::Completion, Route::TokenizePrompt, Route::TokenizeChat],
     ),
     accepted("add_generation_prompt", TEMPLATED),
     accepted("continue_final_message", TEMPLATED),
-    accepted("chat_template_kwargs", TEMPLATED),
+    accepted("chat_template_kwargs", CONVERSATION),
     accepted("return_token_ids", GENERATION),
     accepted("return_tokens_as_token_ids", GENERATION),
     accepted("return_token_strs", TOKENIZE),
-    ignored("user"),
-    ignored("metadata"),
-    ignored("store"),
-    ignored("service_tier"),
-    ignored("safety_identifier"),
-    ignored("prompt_cache_key"),
-    ignored("prompt_cache_retention"),
-    ignored("prompt_cache_options"),
-    ignored("request_id"),
-    ignored("session_id"),
-    ignored("spaces_between_special_tokens"),
-    ignored("stream_interval"),
+    accepted("system", ANTHROPIC),
+    accepted("stop_sequences", MESSAGES),
+    accepted("thinking", ANTHROPIC),
+    accepted("output_config", ANTHROPIC),
+    ignored("user", GENERATION),
+    ignored("metadata", SAMPLED),
+    ignored("store", GENERATION),
+    ignored("service_tier", SAMPLED),
+    ignored("safety_identifier", GENERATION),
+    ignored("prompt_cache_key", GENERATION),
+    ignored("prompt_cache_retention", GENERATION),
+    ignored("prompt_cache_options", GENERATION),
+    ignored("request_id", GENERATION),
+    ignored("session_id", GENERATION),
+    ignored("spaces_between_special_tokens", GENERATION),
+    ignored("stream_interval", GENERATION),
+    ignored("cache_control", ANTHROPIC),
+    ignored("user_profile_id", ANTHROPIC),
     unsupported("functions", CHAT, &["[]"], "use 'tools'"),
     unsupported("function_call", CHAT, &["\"none\"", "\"auto\""], "use 'tool_choice'"),
     unsupported("guided_json", GENERATION, &[], NO_GUIDES),
@@ -178,6 +202,17 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     unsupported("cache_salt", GENERATION, &[], "the prefix cache is shared by all clients"),
     unsupported("kv_transfer_params", GENERATION, &[], NO_TRANSFER),
     unsupported("ec_transfer_params", GENERATION, &[], NO_TRANSFER),
+    unsupported("container", MESSAGES, &[], NO_HOSTED),
+    unsupported("mcp_servers", MESSAGES, &["[]"], NO_HOSTED),
+    unsupported("context_management", ANTHROPIC, &[], "send the messages that the model is to see"),
+    unsupported(
+        "diagnostics",
+        MESSAGES,
+        &[],
+        "the response's 'usage' has the tokens that the prefix cache had",
+    ),
+    unsupported("inference_geo", MESSAGES, &[], "the answer is computed where the server stands"),
+    unsupported("speed", ANTHROPIC, &["\"standard\""], "there is one"),
     unsupported("vllm_xargs", GENERATION, &["{}"], "no extension takes them"),
 ];
 
@@ -210,6 +245,8 @@ mod tests {
             Route::TokenizePrompt => "tokenize (prompt)",
             Route::TokenizeChat => "tokenize (messages)",
             Route::Detokenize => "detokenize",
+            Route::Messages => "messages",
+            Route::CountTokens => "count tokens",
         }
     }
 

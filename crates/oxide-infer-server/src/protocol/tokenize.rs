@@ -40,21 +40,22 @@ pub(crate) enum TokenStrs {
 impl TokenizeRequest {
     /// Reads and checks a request's body.
     pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
-        let mut fields = Fields::parse_body(body)?;
+        let mut fields = Fields::parse_body(body, Route::TokenizePrompt)?;
+        if !fields.has("prompt") && fields.has("messages") {
+            fields.reroute(Route::TokenizeChat);
+        }
         let model = fields.string("model")?;
         let return_strs = fields.flag("return_token_strs")?.unwrap_or(false);
         let token_strs = if return_strs { TokenStrs::Return } else { TokenStrs::Omit };
-        let (source, route) = match fields.string("prompt")? {
+        let source = match fields.string("prompt")? {
             Some(text) => {
                 let add = read_add_special_tokens(&mut fields, AddSpecialTokens::Add)?;
-                (TokenizeSource::Text(text, add), Route::TokenizePrompt)
+                TokenizeSource::Text(text, add)
             }
-            None if fields.has("messages") => {
-                (TokenizeSource::Chat(ChatPrompt::read(&mut fields, bounds)?), Route::TokenizeChat)
-            }
+            None if fields.has("messages") => TokenizeSource::Chat(ChatPrompt::read(&mut fields, bounds)?),
             None => return Err(fields.missing("prompt", "a string, or 'messages'")),
         };
-        fields.finish(route)?;
+        fields.finish()?;
         Ok(Self { model, source, token_strs })
     }
 }
@@ -72,12 +73,12 @@ impl DetokenizeRequest {
     /// Reads and checks a request's body.
     pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
         const EXPECTED: &str = "an array of token ids";
-        let mut fields = Fields::parse_body(body)?;
+        let mut fields = Fields::parse_body(body, Route::Detokenize)?;
         let model = fields.string("model")?;
         let tokens: Option<Vec<TokenId>> = fields.typed("tokens", EXPECTED)?;
         let tokens = tokens.ok_or_else(|| fields.missing("tokens", EXPECTED))?;
         check_vocabulary(&tokens, bounds.vocab_size).map_err(|reason| fields.invalid("tokens", reason))?;
-        fields.finish(Route::Detokenize)?;
+        fields.finish()?;
         Ok(Self { model, tokens })
     }
 }

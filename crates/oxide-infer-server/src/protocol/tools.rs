@@ -4,6 +4,7 @@ use super::fields::{Fields, read, shorten, wrong_type};
 use super::grammar::check_schema_text;
 use crate::config::Limits;
 use crate::error::ApiError;
+use crate::generate::CallEnding;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
@@ -19,6 +20,8 @@ pub(crate) struct ToolUse {
     pub(crate) choice: ToolChoice,
     /// How many calls an answer may have.
     pub(crate) calls: CallCount,
+    /// How an answer with calls ends.
+    pub(crate) ending: CallEnding,
 }
 
 /// A function that the model may call.
@@ -28,7 +31,7 @@ pub(crate) struct Tool {
     pub(crate) name: String,
     /// A JSON schema of an object, its arguments.
     pub(crate) parameters: Map<String, Value>,
-    /// The field that holds it.
+    /// The field that holds the schema.
     pub(crate) param: String,
     /// Whether its arguments are held to the schema in any case.
     pub(crate) strictness: Strictness,
@@ -67,13 +70,23 @@ pub(crate) enum CallCount {
     Many,
 }
 
+impl CallCount {
+    /// A function that is named is called once, and others as often as is allowed.
+    pub(crate) fn of(choice: &ToolChoice, parallel: bool) -> Self {
+        if parallel && !matches!(choice, ToolChoice::Named(_)) { Self::Many } else { Self::One }
+    }
+}
+
 impl ToolUse {
-    /// Reads `tool_choice` and `parallel_tool_calls` for `tools`, which [`read_tools`] has read.
+    /// Reads `tool_choice` and `parallel_tool_calls` of a chat for `tools`, which [`read_tools`] has read.
     pub(crate) fn read(fields: &mut Fields<'_>, tools: Vec<Tool>) -> Result<Self, ApiError> {
         let choice = read_choice(fields, &tools)?;
         let parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
-        let one = !parallel || matches!(choice, ToolChoice::Named(_));
-        Ok(Self { tools, choice, calls: if one { CallCount::One } else { CallCount::Many } })
+        let ending = match choice {
+            ToolChoice::Named(_) => CallEnding::Stop,
+            _ => CallEnding::ToolCalls,
+        };
+        Ok(Self { calls: CallCount::of(&choice, parallel), tools, choice, ending })
     }
 
     /// Whether an answer must call a function.
@@ -91,8 +104,12 @@ impl ToolUse {
     }
 }
 
-/// Reads `tools`.
-pub(crate) fn read_tools(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec<Tool>, ApiError> {
+/// Reads `tools`, each of them with `read_tool`, which gets its place and name.
+pub(crate) fn read_tools(
+    fields: &mut Fields<'_>,
+    limits: &Limits,
+    read_tool: fn(&RawValue, &str, &Limits) -> Result<Tool, ApiError>,
+) -> Result<Vec<Tool>, ApiError> {
     let list: Vec<&RawValue> = fields.typed("tools", "an array of tools")?.unwrap_or_default();
     let max = limits.max_tools;
     if list.len() > max {
@@ -103,48 +120,64 @@ pub(crate) fn read_tools(fields: &mut Fields<'_>, limits: &Limits) -> Result<Vec
         let tool = read_tool(raw, &fields.param(&format!("tools[{index}]")), limits)?;
         if tools.iter().any(|other| other.name == tool.name) {
             let reason = format!("is the name of two tools: '{}'", tool.name);
-            return Err(ApiError::InvalidValue { param: format!("{}.name", tool.param), reason });
+            return Err(ApiError::InvalidValue { param: tool.name_param(), reason });
         }
         tools.push(tool);
     }
     Ok(tools)
 }
 
-fn read_tool(raw: &RawValue, param: &str, limits: &Limits) -> Result<Tool, ApiError> {
+/// Reads a tool in the form of a chat: `{"type": "function", "function": {…}}`.
+pub(crate) fn read_chat_tool(raw: &RawValue, param: &str, limits: &Limits) -> Result<Tool, ApiError> {
     let mut fields = Fields::parse_at(raw, param)?;
     let kind = fields.string("type")?.ok_or_else(|| fields.missing("type", "'function'"))?;
     if kind != "function" {
-        return Err(ApiError::UnsupportedField {
-            param: fields.param("type"),
-            reason: format!("only tools of type 'function' are, got '{}'", shorten(&kind)),
-        });
+        let reason = format!("only tools of type 'function' are, got '{}'", shorten(&kind));
+        return Err(fields.unsupported("type", reason));
     }
-    let param = fields.param("function");
-    let (mut function, name) = read_function(fields)?;
-    check_name(&name).map_err(|reason| function.invalid("name", reason))?;
-    let description = function.string("description")?;
-    let parameters = read_parameters(&mut function, limits)?;
-    let strict = function.flag("strict")?.unwrap_or(false);
-    function.finish_inner()?;
-    let mut shown = Map::new();
-    shown.insert("name".to_owned(), name.as_str().into());
-    if let Some(description) = description {
-        shown.insert("description".to_owned(), description.into());
-    }
-    shown.insert("parameters".to_owned(), parameters.clone().into());
-    Ok(Tool {
-        name,
-        parameters,
-        param,
-        strictness: if strict { Strictness::Strict } else { Strictness::Lenient },
-        definition: json!({"type": "function", "function": shown}),
-    })
+    Tool::read(read_function(fields)?, "parameters", limits)
 }
 
-fn read_parameters(function: &mut Fields<'_>, limits: &Limits) -> Result<Map<String, Value>, ApiError> {
+impl Tool {
+    /// The field that holds the name, beside the schema.
+    fn name_param(&self) -> String {
+        let object = self.param.rsplit_once('.').map_or("", |(object, _)| object);
+        format!("{object}.name")
+    }
+
+    /// Reads a function whose arguments' schema is in the field `schema`, the last fields of their object.
+    pub(crate) fn read(mut function: Fields<'_>, schema: &str, limits: &Limits) -> Result<Self, ApiError> {
+        let name = read_name(&mut function)?;
+        check_name(&name).map_err(|reason| function.invalid("name", reason))?;
+        let description = function.string("description")?;
+        let param = function.param(schema);
+        let parameters = read_parameters(&mut function, schema, limits)?;
+        let strict = function.flag("strict")?.unwrap_or(false);
+        function.finish()?;
+        let mut shown = Map::new();
+        shown.insert("name".to_owned(), name.as_str().into());
+        if let Some(description) = description {
+            shown.insert("description".to_owned(), description.into());
+        }
+        shown.insert("parameters".to_owned(), parameters.clone().into());
+        Ok(Self {
+            name,
+            parameters,
+            param,
+            strictness: if strict { Strictness::Strict } else { Strictness::Lenient },
+            definition: json!({"type": "function", "function": shown}),
+        })
+    }
+}
+
+fn read_parameters(
+    function: &mut Fields<'_>,
+    name: &str,
+    limits: &Limits,
+) -> Result<Map<String, Value>, ApiError> {
     const EXPECTED: &str = "a JSON schema of an object";
-    let param = function.param("parameters");
-    let Some(raw) = function.take("parameters") else {
+    let param = function.param(name);
+    let Some(raw) = function.take(name) else {
         let none = [("type".to_owned(), json!("object")), ("properties".to_owned(), json!({}))];
         return Ok(none.into_iter().collect());
     };
@@ -202,28 +235,33 @@ fn read_chosen(raw: &RawValue, param: &str, tools: &[Tool]) -> Result<String, Ap
     let mut fields = Fields::parse_at(raw, param)?;
     let kind = fields.string("type")?.unwrap_or_else(|| "function".to_owned());
     if kind != "function" {
-        return Err(ApiError::UnsupportedField {
-            param: fields.param("type"),
-            reason: format!("only 'function' is, got '{}'", shorten(&kind)),
-        });
+        let reason = format!("only 'function' is, got '{}'", shorten(&kind));
+        return Err(fields.unsupported("type", reason));
     }
-    let (function, name) = read_function(fields)?;
+    read_chosen_name(read_function(fields)?, tools)
+}
+
+/// Reads the `name` of one of `tools`, the last field of its object.
+pub(crate) fn read_chosen_name(mut fields: Fields<'_>, tools: &[Tool]) -> Result<String, ApiError> {
+    let name = read_name(&mut fields)?;
     if !tools.iter().any(|tool| tool.name == name) {
         let reason = format!("must be the name of one of 'tools', got '{}'", shorten(&name));
-        return Err(function.invalid("name", reason));
+        return Err(fields.invalid("name", reason));
     }
-    function.finish_inner()?;
+    fields.finish()?;
     Ok(name)
 }
 
-/// The fields of `function`, the last one of an object to be read, and the name among them.
-fn read_function(mut fields: Fields<'_>) -> Result<(Fields<'_>, String), ApiError> {
+/// The fields of `function`, the last one of an object to be read.
+fn read_function(mut fields: Fields<'_>) -> Result<Fields<'_>, ApiError> {
     let param = fields.param("function");
     let raw = fields.take("function").ok_or_else(|| fields.missing("function", "an object with a 'name'"))?;
-    fields.finish_inner()?;
-    let mut function = Fields::parse_at(raw, &param)?;
-    let name = function.string("name")?.ok_or_else(|| function.missing("name", "a string"))?;
-    Ok((function, name))
+    fields.finish()?;
+    Fields::parse_at(raw, &param)
+}
+
+fn read_name(fields: &mut Fields<'_>) -> Result<String, ApiError> {
+    fields.string("name")?.ok_or_else(|| fields.missing("name", "a string"))
 }
 
 /// Reads the calls of an assistant's message, in the form that templates take.
@@ -240,16 +278,20 @@ fn read_call(raw: &RawValue, param: &str) -> Result<Value, ApiError> {
     let id = fields.string("id")?.ok_or_else(|| fields.missing("id", "a string"))?;
     let kind = fields.string("type")?.unwrap_or_else(|| "function".to_owned());
     if kind != "function" {
-        return Err(ApiError::UnsupportedField {
-            param: fields.param("type"),
-            reason: format!("only calls of type 'function' are, got '{}'", shorten(&kind)),
-        });
+        let reason = format!("only calls of type 'function' are, got '{}'", shorten(&kind));
+        return Err(fields.unsupported("type", reason));
     }
     // Clients that put a stream together may send it back.
     fields.count("index", 0, u32::MAX)?;
-    let (mut function, name) = read_function(fields)?;
-    let arguments = function.string("arguments")?.filter(|text| !text.trim().is_empty());
-    function.finish_inner()?;
-    let arguments = arguments.unwrap_or_else(|| "{}".to_owned());
-    Ok(json!({"id": id, "type": kind, "function": {"name": name, "arguments": arguments}}))
+    let mut function = read_function(fields)?;
+    let name = read_name(&mut function)?;
+    let arguments = function.string("arguments")?;
+    function.finish()?;
+    Ok(call(&id, &name, arguments.as_deref().unwrap_or_default()))
+}
+
+/// A call as templates take it; `arguments` is a JSON text.
+pub(crate) fn call(id: &str, name: &str, arguments: &str) -> Value {
+    let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
 }

@@ -1,21 +1,22 @@
-//! `/v1/chat/completions` and `/v1/completions`.
+//! `/v1/chat/completions`, `/v1/completions` and `/v1/messages`.
 
 use super::{output, with_body};
 use crate::app::{App, InFlight, unix_time};
 use crate::error::ApiError;
 use crate::generate::{
-    ChatFormat, CompletionFormat, Format, Generation, Job, OutputPlan, PreparedPrompt, respond_streaming,
-    respond_whole,
+    ChatFormat, ChunkWriter, CompletionFormat, Format, Generation, Job, MessageHead, MessageWriter,
+    OutputPlan, PreparedPrompt, respond_streaming, respond_whole,
 };
 use crate::observe::Arrival;
 use crate::protocol::chat::ChatRequest;
 use crate::protocol::completion::{CompletionRequest, Echo, PromptInput};
+use crate::protocol::messages;
 use crate::protocol::params::{Delivery, GenerationParams};
 use crate::protocol::response::Head;
 use crate::text::{PromptError, SpecialInOutput};
-use axum::Extension;
 use axum::extract::{Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use oxide_infer::TokenId;
 use std::sync::Arc;
 
@@ -34,6 +35,30 @@ pub(crate) async fn chat(
     let (job, place) = job.await?;
     let format = ChatFormat { logprobs: job.logprobs.is_some() };
     answer(app, arrival, job, place, format, "chatcmpl").await
+}
+
+/// `POST /v1/messages`.
+pub(crate) async fn message(
+    State(app): State<Arc<App>>,
+    Extension(arrival): Extension<Arrival>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let job = with_body(&app, request, |app, body| {
+        let request = messages::parse(&body, app.bounds())?;
+        let place = app.admit()?;
+        app.check_model(request.model.as_deref())?;
+        Ok((prepare_chat(app, request)?, place))
+    });
+    let (job, place) = job.await?;
+    let head = MessageHead { id: format!("msg_{}", arrival.id).into(), model: app.model_name().clone() };
+    let delivery = job.params.delivery;
+    let generation = begin(&app, &arrival, job, place).await?;
+    match delivery {
+        Delivery::Whole => Ok(Json(head.whole(&mut generation.completed().await?)).into_response()),
+        Delivery::Stream(_) => {
+            Ok(respond_streaming(generation, MessageWriter::new(head), app.config().limits.keep_alive))
+        }
+    }
 }
 
 /// `POST /v1/completions`.
@@ -56,7 +81,7 @@ pub(crate) async fn completion(
 async fn answer<F: Format>(
     app: Arc<App>,
     arrival: Arrival,
-    mut job: Job,
+    job: Job,
     place: InFlight,
     format: F,
     id_prefix: &str,
@@ -71,15 +96,27 @@ async fn answer<F: Format>(
         created: unix_time(),
         model: app.model_name().clone(),
     };
+    let generation = begin(&app, &arrival, job, place).await?;
+    match delivery {
+        Delivery::Whole => Ok(respond_whole(generation.completed().await?, format, head)),
+        Delivery::Stream(usage) => {
+            let writer = ChunkWriter::new(&generation, format, head, usage);
+            Ok(respond_streaming(generation, writer, app.config().limits.keep_alive))
+        }
+    }
+}
+
+/// Hands a request to the engine, once what its answers are held to is compiled.
+async fn begin(
+    app: &Arc<App>,
+    arrival: &Arrival,
+    mut job: Job,
+    place: InFlight,
+) -> Result<Generation, ApiError> {
     if let Some(spec) = job.params.grammar.take() {
         job.grammar = Some(app.grammars().compile(spec).await?);
     }
-    let keep_alive = app.config().limits.keep_alive;
-    let generation = Generation::start(app, job, arrival.at, place)?;
-    match delivery {
-        Delivery::Whole => respond_whole(generation, format, head).await,
-        Delivery::Stream(usage) => Ok(respond_streaming(generation, format, head, usage, keep_alive)),
-    }
+    Generation::start(app.clone(), job, arrival.at, place)
 }
 
 fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Job, ApiError> {
@@ -87,7 +124,7 @@ fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Job, ApiError> {
     let plan = output::plan(app, &request, &rendered)?;
     request.params.grammar = output::grammar(request.params.grammar.take(), &request.tools, &plan);
     let kept = request.params.truncate(&tokens, app.bounds());
-    let prompt = prepare_prompt(app, &request.params, kept, None, "messages".to_owned())?;
+    let prompt = prepare_prompt(app, &request.params, kept, None, request.chat.param.to_owned())?;
     Ok(Job {
         prompts: vec![prompt],
         prompt_logprobs: request.params.prompt_logprobs,

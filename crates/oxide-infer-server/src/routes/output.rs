@@ -2,7 +2,7 @@
 
 use crate::app::App;
 use crate::error::ApiError;
-use crate::generate::{CallEnding, CallPlan, OutputPlan, TextBeside};
+use crate::generate::{CallPlan, OutputPlan, TextBeside};
 use crate::grammar::{AnswerGrammar, CallGrammar, FunctionGrammar, GrammarSource, GrammarSpec, TextGrammar};
 use crate::protocol::chat::ChatRequest;
 use crate::protocol::tools::{Strictness, Tool, ToolChoice, ToolUse};
@@ -20,10 +20,7 @@ pub(super) fn plan(app: &App, request: &ChatRequest, prompt: &str) -> Result<Out
             names: tools.callable().map(|tool| tool.name.clone()).collect(),
             count: tools.calls,
             text: if tools.is_forced() { TextBeside::Notation } else { TextBeside::Content },
-            ending: match tools.choice {
-                ToolChoice::Named(_) => CallEnding::Stop,
-                _ => CallEnding::ToolCalls,
-            },
+            ending: tools.ending,
         }),
     };
     Ok(OutputPlan {
@@ -62,7 +59,7 @@ fn function(tool: &Tool) -> FunctionGrammar {
         name: tool.name.clone(),
         parameters: tool.parameters.clone(),
         strictness: tool.strictness,
-        param: format!("{}.parameters", tool.param),
+        param: tool.param.clone(),
     }
 }
 

@@ -1,10 +1,11 @@
-//! `/tokenize` and `/detokenize`.
+//! `/tokenize`, `/detokenize` and `/v1/messages/count_tokens`.
 
 use super::generation::prompt_error;
 use super::with_body;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::protocol::chat::ChatPrompt;
+use crate::protocol::messages::{self, response::TokenCount};
 use crate::protocol::response::{DetokenizeResponse, TokenizeResponse};
 use crate::protocol::tokenize::{DetokenizeRequest, TokenStrs, TokenizeRequest, TokenizeSource};
 use crate::text::SpecialInOutput;
@@ -47,12 +48,25 @@ pub(crate) async fn detokenize(
     .await
 }
 
+/// `POST /v1/messages/count_tokens`.
+pub(crate) async fn count(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<TokenCount>, ApiError> {
+    with_body(&app, request, |app, body| {
+        let (model, chat) = messages::parse_count(&body, app.bounds())?;
+        app.check_model(model.as_deref())?;
+        Ok(Json(TokenCount { input_tokens: chat_tokens(app, &chat)?.1.len() }))
+    })
+    .await
+}
+
 /// A conversation as text and as token ids.
 pub(super) fn chat_tokens(app: &App, chat: &ChatPrompt) -> Result<(String, Vec<TokenId>), ApiError> {
     let text = app.text();
-    let prompt = text.render_chat(&chat.input).map_err(|error| prompt_error(error, "messages"))?;
+    let prompt = text.render_chat(&chat.input).map_err(|error| prompt_error(error, chat.param))?;
     let tokens = text.tokenizer().encode_prompt(&prompt, chat.add_special_tokens);
-    let tokens = tokens.map_err(|error| prompt_error(error, "messages"))?;
+    let tokens = tokens.map_err(|error| prompt_error(error, chat.param))?;
     Ok((prompt.text().to_owned(), tokens))
 }
 

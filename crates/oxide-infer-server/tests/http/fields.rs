@@ -43,6 +43,36 @@ async fn every_accepted_field_is_read() {
 }
 
 #[tokio::test]
+async fn every_field_of_messages_is_read_ignored_or_refused_by_name() {
+    let harness = Harness::answering("x");
+    let bad = json!([[{"not": "a value"}]]);
+    for (route, path) in [("messages", "/v1/messages"), ("count tokens", "/v1/messages/count_tokens")] {
+        let send = async |field: &str, value: &Value| {
+            let mut body = chat_body(json!({}));
+            if route == "messages" {
+                body["max_tokens"] = json!(2);
+            }
+            body[field] = value.clone();
+            harness.post_json(path, &body).await
+        };
+        for field in documented("Accepted", route) {
+            let message = send(&field, &bad).await.anthropic_error(400, "invalid_request_error");
+            assert!(message.starts_with(&format!("'{field}")), "{field}: {message}");
+        }
+        for field in documented("Ignored", route) {
+            send(&field, &bad).await.json();
+        }
+        for field in documented("Not supported", route) {
+            let message = send(&field, &bad).await.anthropic_error(400, "invalid_request_error");
+            assert!(message.starts_with(&format!("'{field}' is not supported")), "{message}");
+            send(&field, &Value::Null).await.json();
+        }
+        let message = send("n", &json!(2)).await.anthropic_error(400, "invalid_request_error");
+        assert_eq!(message, "'n' is not a field of this request");
+    }
+}
+
+#[tokio::test]
 async fn every_ignored_field_is_ignored_whatever_it_is() {
     let harness = Harness::answering("x");
     for field in documented("Ignored", "chat") {
@@ -68,6 +98,16 @@ async fn every_unsupported_field_is_refused_by_name_and_taken_as_null() {
     }
 }
 
+/// The routes that take a body.
+const PATHS: [&str; 6] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/tokenize",
+    "/detokenize",
+];
+
 /// Any JSON value, small.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
@@ -78,14 +118,17 @@ fn any_json() -> impl Strategy<Value = Value> {
         (-3_i64..300).prop_map(Value::from),
         ".{0,8}".prop_map(Value::from),
         Just(json!(MODEL)),
-        Just(json!("user")),
+        prop::sample::select(vec!["user", "assistant", "text", "tool_use", "tool_result", "thinking"])
+            .prop_map(Value::from),
     ];
     leaf.prop_recursive(3, 24, 4, |inner| {
         let keys = prop_oneof![
             "[a-z_]{1,8}",
             Just("role".to_owned()),
             Just("content".to_owned()),
-            Just("type".to_owned())
+            Just("type".to_owned()),
+            Just("text".to_owned()),
+            Just("input".to_owned())
         ];
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
@@ -100,7 +143,7 @@ fn any_body() -> impl Strategy<Value = Value> {
     let names: Vec<String> = ["Accepted", "Not supported"]
         .into_iter()
         .flat_map(|heading| {
-            ["chat", "completion"].into_iter().flat_map(move |route| documented(heading, route))
+            ["chat", "completion", "messages"].into_iter().flat_map(move |route| documented(heading, route))
         })
         .chain(["tokens".to_owned()])
         .collect();
@@ -125,11 +168,13 @@ proptest! {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let harness = Harness::answering("ok");
-            for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
+            for path in PATHS {
                 let reply = harness.post_json(path, &body).await;
                 let status = reply.status.as_u16();
                 assert!(matches!(status, 200 | 400 | 404), "{path} {body}: {status} {}", reply.text());
-                if status == 200 && body["stream"] == true {
+                if status == 200 && body["stream"] == true && path.starts_with("/v1/messages") {
+                    assert!(path.ends_with("count_tokens") || !reply.named_events().is_empty());
+                } else if status == 200 && body["stream"] == true {
                     reply.events();
                 } else {
                     let parsed: Value = serde_json::from_slice(&reply.body).unwrap();

@@ -217,6 +217,20 @@ impl Reply {
             .collect()
     }
 
+    /// The events of a stream whose events have names, which must be their types.
+    pub(crate) fn named_events(&self) -> Vec<Value> {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.text());
+        let events = self.text().split_terminator("\n\n").filter(|event| !event.starts_with(':'));
+        events
+            .map(|event| {
+                let (name, data) = event.split_once('\n').unwrap();
+                let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
+                assert_eq!(name.strip_prefix("event: "), data["type"].as_str(), "{event}");
+                data
+            })
+            .collect()
+    }
+
     /// Asserts the error object's status, code and param, and returns its message.
     pub(crate) fn error(&self, status: u16, code: &str, param: Option<&str>) -> String {
         let body: Value = serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{}", self.text()));
@@ -226,6 +240,17 @@ impl Reply {
         let fields: Vec<&String> = error.as_object().unwrap().keys().collect();
         assert_eq!(fields, ["message", "type", "param", "code"]);
         error["message"].as_str().unwrap().to_owned()
+    }
+}
+
+impl Reply {
+    /// Asserts the status and type of an error in Anthropic's form, and returns its message.
+    pub(crate) fn anthropic_error(&self, status: u16, kind: &str) -> String {
+        let body: Value = serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("{}", self.text()));
+        let got = (self.status.as_u16(), body["type"].as_str(), body["error"]["type"].as_str());
+        assert_eq!(got, (status, Some("error"), Some(kind)), "{body}");
+        assert_eq!(body["request_id"], self.headers["x-request-id"].to_str().unwrap());
+        body["error"]["message"].as_str().unwrap().to_owned()
     }
 }
 

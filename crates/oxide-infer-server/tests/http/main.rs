@@ -7,6 +7,7 @@ mod errors;
 mod fields;
 mod harness;
 mod logprobs;
+mod messages;
 mod metrics;
 mod network;
 mod reasoning;
