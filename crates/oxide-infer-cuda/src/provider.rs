@@ -26,6 +26,7 @@
 //! ```
 
 mod candidate;
+pub mod cublas_lt;
 mod plan;
 #[cfg(test)]
 mod tests;
@@ -35,6 +36,7 @@ pub use plan::{BoundPlan, Plan, PlanError};
 
 use crate::artifact::{Artifact, Miss, Registry, Request};
 use crate::runtime::{Context, Loader};
+use cublas_lt::{CublasLt, LoadError, Search};
 use oxide_infer::{Algorithm, Provider, ProviderState};
 use std::sync::Arc;
 
@@ -42,6 +44,8 @@ use std::sync::Arc;
 pub struct Cuda {
     context: Context,
     tile: Option<Tile>,
+    /// What came of loading it, once it was asked for.
+    cublas_lt: Option<Result<CublasLt, LoadError>>,
 }
 
 /// The provider [`Provider::OxideTile`].
@@ -56,13 +60,25 @@ impl Cuda {
 
     /// No provider yet.
     pub fn new(context: &Context) -> Self {
-        Self { context: context.clone(), tile: None }
+        Self { context: context.clone(), tile: None, cublas_lt: None }
     }
 
     /// With the verified artifacts of [`Provider::OxideTile`].
     #[must_use]
     pub fn artifacts(mut self, registry: Arc<Registry>) -> Self {
         self.tile = Some(Tile { loader: Loader::new(&self.context, registry.clone()), registry });
+        self
+    }
+
+    /// With [`Provider::CublasLt`], if the library is found. If it is not, [`Cuda::candidates`] and [`Cuda::plan`] say so.
+    #[must_use]
+    pub fn cublas_lt(self, search: &Search) -> Self {
+        let loaded = CublasLt::load(&self.context, search);
+        self.with_cublas_lt(loaded)
+    }
+
+    fn with_cublas_lt(mut self, loaded: Result<CublasLt, LoadError>) -> Self {
+        self.cublas_lt = Some(loaded);
         self
     }
 
@@ -73,12 +89,20 @@ impl Cuda {
 
     /// Whether a provider can be asked for plans.
     pub fn state(&self, provider: Provider) -> ProviderState {
-        let device = || self.context.device().name.clone();
-        match (provider, &self.tile) {
-            (Provider::OxideTile, Some(_)) => ProviderState::Ready(device()),
-            (Provider::OxideTile, None) => ProviderState::Unavailable("no artifacts were given".to_owned()),
-            (Provider::OxideNative | Provider::CublasLt, _) => ProviderState::NotBuilt,
-            (Provider::Cpu, _) => ProviderState::Unavailable("it does not run on a CUDA device".to_owned()),
+        let device = &self.context.device().name;
+        match (provider, &self.tile, &self.cublas_lt) {
+            (Provider::OxideTile, Some(_), _) => ProviderState::Ready(device.clone()),
+            (Provider::OxideTile, None, _) => {
+                ProviderState::Unavailable("no artifacts were given".to_owned())
+            }
+            (Provider::CublasLt, _, Some(Ok(library))) => {
+                let (version, path) = (library.version(), library.path().display());
+                ProviderState::Ready(format!("{device}, version {version} from {path}"))
+            }
+            (Provider::CublasLt, _, Some(Err(error))) => ProviderState::Unavailable(error.to_string()),
+            (Provider::CublasLt, _, None) => ProviderState::Unavailable("it was not asked for".to_owned()),
+            (Provider::OxideNative, ..) => ProviderState::NotBuilt,
+            (Provider::Cpu, ..) => ProviderState::Unavailable("it does not run on a CUDA device".to_owned()),
         }
     }
 
@@ -104,15 +128,20 @@ impl Cuda {
         algorithm: &str,
     ) -> Result<Plan, PlanError> {
         let (request, state) = (request.into(), self.state(provider));
-        match (provider, &mut self.tile) {
-            (Provider::OxideTile, Some(tile)) => tile.plan(&request, algorithm),
+        match (provider, &mut self.tile, &self.cublas_lt) {
+            (Provider::OxideTile, Some(tile), _) => tile.plan(&request, algorithm),
+            (Provider::CublasLt, _, Some(Ok(library))) => {
+                library.plan(&request, algorithm).map(Plan::of_product)
+            }
+            (Provider::CublasLt, _, Some(Err(absent))) => Err(absent.clone().into()),
             _ => Err(PlanError::Provider { provider, state }),
         }
     }
 
     fn of_provider(&self, provider: Provider, request: &Request) -> Vec<Candidate> {
-        match (provider, &self.tile) {
-            (Provider::OxideTile, Some(tile)) => tile.candidates(request),
+        match (provider, &self.tile, &self.cublas_lt) {
+            (Provider::OxideTile, Some(tile), _) => tile.candidates(request),
+            (Provider::CublasLt, _, Some(Ok(library))) => library.candidates(request),
             _ => vec![Candidate::unasked(provider, self.state(provider))],
         }
     }

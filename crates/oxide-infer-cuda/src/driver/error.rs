@@ -31,6 +31,18 @@ impl fmt::Display for CudaError {
     }
 }
 
+/// A call of a CUDA library (not of the driver) that did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{call} failed: {name} ({code})")]
+pub struct LibraryError {
+    /// The call.
+    pub call: &'static str,
+    /// The library's status number.
+    pub code: u32,
+    /// The library's name for it.
+    pub name: &'static str,
+}
+
 /// Why there is no driver to use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {

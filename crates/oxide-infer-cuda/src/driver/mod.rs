@@ -8,7 +8,7 @@ mod error;
 pub mod simulated;
 mod system;
 
-pub use error::{CudaError, DriverError};
+pub use error::{CudaError, DriverError, LibraryError};
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;

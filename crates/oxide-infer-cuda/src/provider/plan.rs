@@ -1,4 +1,6 @@
+use super::cublas_lt::{BoundProduct, LoadError, ProductPlan};
 use crate::artifact::{Request, ResolveError};
+use crate::driver::LibraryError;
 use crate::runtime::{
     BindError, BoundOperator, CommandScope, EnqueueError, Operands, OperatorPlan, PlanError as ArtifactError,
     Workspace,
@@ -9,13 +11,20 @@ use oxide_infer::{Algorithm, Provider, ProviderState};
 #[derive(Clone)]
 pub struct Plan {
     algorithm: Algorithm,
-    operator: OperatorPlan,
+    operator: Operator<OperatorPlan, ProductPlan>,
+}
+
+/// What is planned or bound: launches of an artifact, or a call of a library.
+#[derive(Clone)]
+enum Operator<A, P> {
+    Artifact(A),
+    Product(P),
 }
 
 /// A plan with its operands, enqueued as often as wanted. It asks nobody and allocates nothing.
 pub struct BoundPlan {
     algorithm: Algorithm,
-    operator: BoundOperator,
+    operator: Operator<BoundOperator, BoundProduct>,
 }
 
 /// Why a plan by name is refused. Nothing else is planned in its place.
@@ -59,6 +68,12 @@ pub enum PlanError {
         /// The artifacts.
         artifacts: Vec<String>,
     },
+    /// cuBLASLt is not there.
+    #[error(transparent)]
+    CublasLtAbsent(#[from] LoadError),
+    /// cuBLASLt cannot say which algorithms it has.
+    #[error(transparent)]
+    CublasLt(#[from] LibraryError),
     /// An artifact cannot be loaded.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),
@@ -70,7 +85,11 @@ fn listed(names: &[String]) -> String {
 
 impl Plan {
     pub(super) fn of_artifact(algorithm: Algorithm, operator: OperatorPlan) -> Self {
-        Self { algorithm, operator }
+        Self { algorithm, operator: Operator::Artifact(operator) }
+    }
+
+    pub(super) fn of_product(plan: ProductPlan) -> Self {
+        Self { algorithm: plan.algorithm().clone(), operator: Operator::Product(plan) }
     }
 
     /// Who computes, and how.
@@ -84,7 +103,10 @@ impl Plan {
     ///
     /// [`ResolveError`] if a size leaves the range of numbers.
     pub fn workspaces(&self) -> Result<Vec<Workspace>, ResolveError> {
-        self.operator.workspaces()
+        match &self.operator {
+            Operator::Artifact(plan) => plan.workspaces(),
+            Operator::Product(plan) => Ok(plan.workspaces()),
+        }
     }
 
     /// Binds it to operands, by the names of its contract.
@@ -94,7 +116,10 @@ impl Plan {
     /// Missing or unknown operands, a wrong type, too little memory, a misaligned address, aliasing, a missing
     /// attribute or status, or another context. Nothing is enqueued.
     pub fn bind(&self, operands: &Operands<'_>) -> Result<BoundPlan, BindError> {
-        let operator = self.operator.bind(operands)?;
+        let operator = match &self.operator {
+            Operator::Artifact(plan) => Operator::Artifact(plan.bind(operands)?),
+            Operator::Product(plan) => Operator::Product(plan.bind(operands)?),
+        };
         Ok(BoundPlan { algorithm: self.algorithm.clone(), operator })
     }
 }
@@ -109,8 +134,11 @@ impl BoundPlan {
     ///
     /// # Errors
     ///
-    /// As [`CommandScope::launch`].
+    /// Another context, a refused launch or call, or a poisoned context.
     pub fn enqueue(&self, scope: &mut CommandScope) -> Result<(), EnqueueError> {
-        self.operator.enqueue(scope)
+        match &self.operator {
+            Operator::Artifact(operator) => operator.enqueue(scope),
+            Operator::Product(product) => product.enqueue(scope),
+        }
     }
 }

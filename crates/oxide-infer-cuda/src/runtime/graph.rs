@@ -3,7 +3,7 @@ use super::context::Context;
 use super::scope::{CommandScope, EnqueueError};
 use super::status::StatusWord;
 use super::stream::Stream;
-use crate::driver::{CudaError, RawGraph, RawGraphExec};
+use crate::driver::{CudaError, RawGraph, RawGraphExec, RawStream};
 use std::sync::Arc;
 
 /// Work captured once, with every address and argument fixed, and replayed as one launch. It keeps leases on all that
@@ -114,6 +114,22 @@ impl Drop for GraphInner {
         // SAFETY: instantiated once, destroyed once; every replay leases this object, so none is in flight.
         let _ = self.context.call(|driver| unsafe { driver.graph_exec_destroy(self.exec) });
     }
+}
+
+/// Captures what `call` enqueues on a stream of its own and throws it away: nothing runs, but the driver has loaded its kernels,
+/// which it otherwise does when they are launched first.
+pub(crate) fn rehearse(context: &Context, call: impl FnOnce(RawStream)) -> Result<(), CudaError> {
+    let stream = context.stream()?;
+    // SAFETY: the stream is live; the capture is ended below.
+    context.call(|driver| unsafe { driver.capture_begin(stream.raw()) })?;
+    let called = context.call(|_| {
+        call(stream.raw());
+        Ok(())
+    });
+    // SAFETY: begun above, on this thread.
+    let raw = context.call(|driver| unsafe { driver.capture_end(stream.raw()) })?;
+    drop(CapturedGraph { context, raw });
+    called
 }
 
 struct CapturedGraph<'a> {

@@ -18,6 +18,10 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use completion::Lease;
+pub(crate) use graph::rehearse;
+pub(crate) use operator::{Expected, check_operands};
+
 pub use completion::{Completion, CompletionError};
 pub use context::{Context, ContextError};
 pub use graph::{Graph, GraphError};

@@ -12,6 +12,7 @@ use crate::artifact::manifest::{self, Operand, Role};
 use crate::artifact::{Artifact, Dimensions, Manifest, Registry, Request, ResolveError, ResolvedLaunch};
 use crate::driver::CudaError;
 use bind::Binder;
+pub(crate) use bind::{Expected, check_operands};
 use oxide_infer::DType;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -203,6 +204,11 @@ impl<'a> Operands<'a> {
     pub fn attribute(mut self, name: &'a str, value: f32) -> Self {
         self.attributes.insert(name, value);
         self
+    }
+
+    /// The region bound to a name.
+    pub(crate) fn bound(&self, name: &str) -> Option<Span<'a>> {
+        self.regions.get(name).copied()
     }
 
     /// Where the kernels report bad input.

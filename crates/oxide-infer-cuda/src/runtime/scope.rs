@@ -1,9 +1,10 @@
 use super::completion::{Completion, Lease, Unsettled};
+use super::context::Context;
 use super::kernel::BoundLaunch;
 use super::memory::{PinnedMemory, Region, Span};
 use super::status::StatusWord;
 use super::stream::{Event, Stream};
-use crate::driver::CudaError;
+use crate::driver::{CudaError, LibraryError, RawStream};
 use oxide_infer::Element;
 
 /// Checked work on one stream, enqueued as it is called, in order.
@@ -42,6 +43,14 @@ pub enum EnqueueError {
         artifact: String,
         /// The driver's answer.
         source: CudaError,
+    },
+    /// A library refuses what it is asked to enqueue.
+    #[error("{algorithm}: {source}")]
+    Library {
+        /// The provider's algorithm.
+        algorithm: String,
+        /// The library's answer.
+        source: LibraryError,
     },
     /// The driver call fails, or the context is poisoned.
     #[error(transparent)]
@@ -152,6 +161,24 @@ impl CommandScope {
         Ok(work.stream.wait(event)?)
     }
 
+    /// Enqueues what a library launches on the stream by itself.
+    pub(crate) fn call_library(
+        &mut self,
+        context: &Context,
+        lease: Lease,
+        algorithm: impl FnOnce() -> String,
+        call: impl FnOnce(RawStream) -> Result<(), LibraryError>,
+    ) -> Result<(), EnqueueError> {
+        let Some(work) = &self.work else { return Ok(()) };
+        same_context(work, context, "the plan")?;
+        let stream = work.stream.clone();
+        // Before the call: one that fails may have enqueued a part of its work.
+        self.lease(lease);
+        context
+            .call(|_| Ok(call(stream.raw())))?
+            .map_err(|source| EnqueueError::Library { algorithm: algorithm(), source })
+    }
+
     /// Ends the scope.
     ///
     /// # Errors
@@ -197,7 +224,7 @@ impl CommandScope {
     fn enqueue(
         &mut self,
         spans: &[Span<'_>],
-        call: impl FnOnce(&dyn crate::driver::Driver, crate::driver::RawStream) -> Result<(), CudaError>,
+        call: impl FnOnce(&dyn crate::driver::Driver, RawStream) -> Result<(), CudaError>,
     ) -> Result<(), EnqueueError> {
         let Some(work) = &mut self.work else { return Ok(()) };
         for span in spans {
@@ -232,10 +259,6 @@ fn same_size(from: usize, to: usize) -> Result<(), EnqueueError> {
     if from == to { Ok(()) } else { Err(EnqueueError::SizeMismatch { from, to }) }
 }
 
-fn same_context(
-    work: &Unsettled,
-    context: &super::context::Context,
-    what: &'static str,
-) -> Result<(), EnqueueError> {
+fn same_context(work: &Unsettled, context: &Context, what: &'static str) -> Result<(), EnqueueError> {
     if work.stream.context().same(context) { Ok(()) } else { Err(EnqueueError::OtherContext { what }) }
 }

@@ -18,51 +18,21 @@ pub(super) struct Binder<'a> {
 impl<'a> Binder<'a> {
     /// Names the first operand or attribute that does not fit the manifest.
     pub(super) fn check(&self) -> Result<(), BindError> {
-        let known = |name: &str| self.manifest.operand(name).is_some_and(|o| o.role != Role::Status);
-        let unknown = self.operands.regions.keys().find(|name| !known(name)).or_else(|| {
-            self.operands.attributes.keys().find(|name| !self.manifest.attributes.contains_key(**name))
-        });
-        if let Some(name) = unknown {
-            return Err(BindError::Unexpected { artifact: self.artifact(), name: (*name).to_owned() });
-        }
         let regions = self.manifest.operands.iter().filter(|operand| operand.role != Role::Status);
-        regions.clone().try_for_each(|operand| self.check_operand(operand))?;
-        regions.filter(|operand| operand.access.writes()).try_for_each(|operand| self.check_alias(operand))
-    }
-
-    fn check_operand(&self, operand: &Operand) -> Result<(), BindError> {
-        let span = self.span(operand)?;
-        let (artifact, name) = (|| self.artifact(), || operand.name.clone());
-        // A workspace's contents mean nothing to its caller: bytes do for any element.
-        let any_type = operand.role == Role::Workspace && span.dtype() == DType::U8;
-        if !any_type && dtype(operand.element) != Some(span.dtype()) {
-            let (expected, found) = (operand.element, span.dtype());
-            return Err(BindError::DType { artifact: artifact(), operand: name(), expected, found });
-        }
-        let expected = self.manifest.operand_bytes(operand, &self.plan.dimensions)?;
-        if (span.bytes() as u64) < expected {
-            let found = span.bytes();
-            return Err(BindError::Capacity { artifact: artifact(), operand: name(), expected, found });
-        }
-        let (address, alignment) = (span.ptr().0, operand.alignment);
-        if !address.is_multiple_of(alignment) {
-            return Err(BindError::Alignment { artifact: artifact(), operand: name(), address, alignment });
-        }
-        Ok(())
-    }
-
-    fn check_alias(&self, written: &Operand) -> Result<(), BindError> {
-        let span = self.span(written)?;
-        let others = self.manifest.operands.iter();
-        for other in others.filter(|other| other.role != Role::Status && other.name != written.name) {
-            let another = self.span(other)?;
-            let admitted = (names(written, other) || names(other, written)) && span.ptr() == another.ptr();
-            if span.overlaps(&another) && !admitted {
-                let (first, second) = (written.name.clone(), other.name.clone());
-                return Err(BindError::Alias { artifact: self.artifact(), first, second });
-            }
-        }
-        Ok(())
+        let expected = regions.map(|operand| {
+            Ok(Expected {
+                name: &operand.name,
+                role: operand.role,
+                element: operand.element,
+                bytes: self.manifest.operand_bytes(operand, &self.plan.dimensions)?,
+                alignment: operand.alignment,
+                writes: operand.access.writes(),
+                same_as: operand.same_as.as_deref(),
+            })
+        });
+        let expected = expected.collect::<Result<Vec<_>, BindError>>()?;
+        let attributes: Vec<_> = self.manifest.attributes.keys().map(String::as_str).collect();
+        check_operands(&self.manifest.name, &expected, &attributes, self.operands)
     }
 
     /// One kernel of the operator, with its parameters. For operands that [`Binder::check`] has seen.
@@ -87,7 +57,7 @@ impl<'a> Binder<'a> {
         // SAFETY: kernel and parameters are of one verified manifest, whose parameter sizes match the machine code; every
         // region is as long, typed and aligned as the manifest says, which `check` has seen.
         unsafe { kernel.bind(shape, &arguments) }
-            .map_err(|source| BindError::Kernel { artifact: self.artifact(), source })
+            .map_err(|source| BindError::Kernel { operator: self.manifest.name.clone(), source })
     }
 
     fn argument(&self, parameter: &'a ResolvedParameter<'a>) -> Result<Argument<'a>, BindError> {
@@ -112,16 +82,76 @@ impl<'a> Binder<'a> {
     }
 
     fn missing(&self, operand: &str) -> BindError {
-        BindError::Missing { artifact: self.artifact(), operand: operand.to_owned() }
-    }
-
-    fn artifact(&self) -> String {
-        self.manifest.name.clone()
+        BindError::Missing { operator: self.manifest.name.clone(), operand: operand.to_owned() }
     }
 }
 
-fn names(operand: &Operand, other: &Operand) -> bool {
-    operand.same_as.as_ref() == Some(&other.name)
+/// What an operator asks of the region that it is given by one name.
+pub(crate) struct Expected<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) role: Role,
+    pub(crate) element: Element,
+    pub(crate) bytes: u64,
+    pub(crate) alignment: u64,
+    pub(crate) writes: bool,
+    /// The operand whose region this one may also be, exactly.
+    pub(crate) same_as: Option<&'a str>,
+}
+
+/// Names the first operand or attribute that is not what an operator expects.
+pub(crate) fn check_operands(
+    operator: &str,
+    expected: &[Expected<'_>],
+    attributes: &[&str],
+    operands: &Operands<'_>,
+) -> Result<(), BindError> {
+    let known = |name: &&&str| expected.iter().any(|expected| expected.name == **name);
+    let unknown = operands.regions.keys().find(|name| !known(name));
+    let unknown = unknown.or_else(|| operands.attributes.keys().find(|name| !attributes.contains(name)));
+    let operator = || operator.to_owned();
+    if let Some(name) = unknown {
+        return Err(BindError::Unexpected { operator: operator(), name: (*name).to_owned() });
+    }
+    let span = |expected: &Expected<'_>| {
+        let missing = || BindError::Missing { operator: operator(), operand: expected.name.to_owned() };
+        operands.regions.get(expected.name).copied().ok_or_else(missing)
+    };
+    for one in expected {
+        one.check(operator, &span(one)?)?;
+    }
+    for written in expected.iter().filter(|expected| expected.writes) {
+        let region = span(written)?;
+        for other in expected.iter().filter(|other| other.name != written.name) {
+            let another = span(other)?;
+            let named = written.same_as == Some(other.name) || other.same_as == Some(written.name);
+            if region.overlaps(&another) && !(named && region.ptr() == another.ptr()) {
+                let (first, second) = (written.name.to_owned(), other.name.to_owned());
+                return Err(BindError::Alias { operator: operator(), first, second });
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Expected<'_> {
+    fn check(&self, operator: impl Fn() -> String, span: &Span<'_>) -> Result<(), BindError> {
+        let name = || self.name.to_owned();
+        // A workspace's contents mean nothing to its caller: bytes do for any element.
+        let any_type = self.role == Role::Workspace && span.dtype() == DType::U8;
+        if !any_type && dtype(self.element) != Some(span.dtype()) {
+            let (expected, found) = (self.element, span.dtype());
+            return Err(BindError::DType { operator: operator(), operand: name(), expected, found });
+        }
+        if (span.bytes() as u64) < self.bytes {
+            let (expected, found) = (self.bytes, span.bytes());
+            return Err(BindError::Capacity { operator: operator(), operand: name(), expected, found });
+        }
+        let (address, alignment) = (span.ptr().0, self.alignment);
+        if !address.is_multiple_of(alignment) {
+            return Err(BindError::Alignment { operator: operator(), operand: name(), address, alignment });
+        }
+        Ok(())
+    }
 }
 
 /// Aliasing is checked for the whole operator, with what the manifest admits, so a launch need not check it again.

@@ -1,5 +1,6 @@
 use crate::artifact::manifest::Element;
 use crate::artifact::{ResolveError, SelectError};
+use crate::driver::{CudaError, LibraryError};
 use crate::runtime::kernel::KernelError;
 use oxide_infer::DType;
 
@@ -26,26 +27,26 @@ pub enum PlanError {
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// An operand is missing.
-    #[error("{artifact}: operand {operand} is missing")]
+    #[error("{operator}: operand {operand} is missing")]
     Missing {
-        /// The artifact.
-        artifact: String,
+        /// Whose operand: an artifact, or an algorithm of a library.
+        operator: String,
         /// The operand.
         operand: String,
     },
-    /// The artifact has no such operand or attribute.
-    #[error("{artifact}: there is no operand or attribute {name}")]
+    /// There is no such operand or attribute.
+    #[error("{operator}: there is no operand or attribute {name}")]
     Unexpected {
-        /// The artifact.
-        artifact: String,
+        /// Whose operand: an artifact, or an algorithm of a library.
+        operator: String,
         /// The name that was given.
         name: String,
     },
     /// Another element type.
-    #[error("{artifact}: operand {operand} is {found}, must be {expected}")]
+    #[error("{operator}: operand {operand} is {found}, must be {expected}")]
     DType {
-        /// The artifact.
-        artifact: String,
+        /// Whose operand: an artifact, or an algorithm of a library.
+        operator: String,
         /// The operand.
         operand: String,
         /// The contract's.
@@ -54,10 +55,10 @@ pub enum BindError {
         found: DType,
     },
     /// Too little memory.
-    #[error("{artifact}: operand {operand} has {found} bytes, {expected} are needed")]
+    #[error("{operator}: operand {operand} has {found} bytes, {expected} are needed")]
     Capacity {
-        /// The artifact.
-        artifact: String,
+        /// Whose operand: an artifact, or an algorithm of a library.
+        operator: String,
         /// The operand.
         operand: String,
         /// Bytes that the dimensions need.
@@ -66,10 +67,10 @@ pub enum BindError {
         found: usize,
     },
     /// An address that the kernels cannot use.
-    #[error("{artifact}: operand {operand} begins at {address:#x}, which is not a multiple of {alignment}")]
+    #[error("{operator}: operand {operand} begins at {address:#x}, which is not a multiple of {alignment}")]
     Alignment {
-        /// The artifact.
-        artifact: String,
+        /// Whose operand: an artifact, or an algorithm of a library.
+        operator: String,
         /// The operand.
         operand: String,
         /// Its address.
@@ -79,11 +80,11 @@ pub enum BindError {
     },
     /// Two operands share memory.
     #[error(
-        "{artifact}: operands {first} and {second} share memory, which only the same whole region may where the artifact says so"
+        "{operator}: operands {first} and {second} share memory, which only the same whole region may where the operator says so"
     )]
     Alias {
-        /// The artifact.
-        artifact: String,
+        /// Whose operand: an artifact, or an algorithm of a library.
+        operator: String,
         /// The one that is written.
         first: String,
         /// The other.
@@ -93,11 +94,22 @@ pub enum BindError {
     #[error(transparent)]
     Resolve(#[from] ResolveError),
     /// The launch cannot be made.
-    #[error("{artifact}: {source}")]
+    #[error("{operator}: {source}")]
     Kernel {
-        /// The artifact.
-        artifact: String,
+        /// Whose operand: an artifact, or an algorithm of a library.
+        operator: String,
         /// What is wrong.
         source: KernelError,
     },
+    /// A library cannot be told of the operands.
+    #[error("{operator}: {source}")]
+    Library {
+        /// Whose operand.
+        operator: String,
+        /// The library's answer.
+        source: LibraryError,
+    },
+    /// A driver call failed.
+    #[error(transparent)]
+    Cuda(#[from] CudaError),
 }
