@@ -164,9 +164,7 @@ impl Tile {
 
     fn plan(&mut self, request: &Request, algorithm: &str) -> Result<Plan, PlanError> {
         let artifact = self.find(request, algorithm)?.clone();
-        let algorithm = algorithm_of(&artifact);
-        let plan = self.loader.plan_artifact(artifact, request.dimensions().clone())?;
-        Ok(Plan::of_artifact(algorithm, plan))
+        Ok(self.loader.plan_artifact(artifact, request.dimensions().clone())?.into())
     }
 
     /// The one artifact with that algorithm that admits the request.

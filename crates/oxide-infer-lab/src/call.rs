@@ -6,6 +6,7 @@ use oxide_infer::{DType, Element, FloatView, FloatViewMut, View, ViewMut};
 use oxide_infer_cuda::artifact::status::DeviceStatus;
 use oxide_infer_cuda::artifact::{Artifact, Dimensions, Registry, Request, SelectError};
 use oxide_infer_cuda::driver::CudaError;
+use oxide_infer_cuda::provider::Plan;
 use oxide_infer_cuda::runtime::{
     CommandScope, CompletionError, Context, DeviceMemory, Loader, Operands, OperatorPlan, PinnedMemory,
     Region, StatusWord, Stream,
@@ -233,8 +234,13 @@ impl<'a> Call<'a> {
 
     /// Plans, binds and runs the operator with one artifact, checks every guard and that nothing but written operands
     /// changed, and writes the host operands, whether the device found a fault or not.
-    pub(crate) fn run(mut self, bench: &mut Bench, artifact: &Artifact) -> Outcome {
+    pub(crate) fn run(self, bench: &mut Bench, artifact: &Artifact) -> Outcome {
         let plan = bench.plan(&self.request, artifact)?;
+        self.run_plan(bench, &plan.into())
+    }
+
+    /// As [`Call::run`], by a plan of any provider.
+    pub(crate) fn run_plan(mut self, bench: &mut Bench, plan: &Plan) -> Outcome {
         for workspace in plan.workspaces().map_err(failed)? {
             let poison = vec![POISON; workspace.bytes as usize];
             self.stage(&workspace.name, workspace.dtype, &poison, Before::Unwritten, Changes::Workspace);
@@ -278,7 +284,7 @@ impl<'a> Call<'a> {
             Err(error) => return Err(failed(error)),
         };
         #[cfg(test)]
-        let fault = fault.or(self.emulate(bench, artifact, &parts));
+        let fault = fault.or(plan.artifact().and_then(|artifact| self.emulate(bench, artifact, &parts)));
         for (staged, part) in self.staged.into_iter().zip(&parts) {
             staged.bring_back(part)?;
         }

@@ -3,6 +3,7 @@
 mod conformance;
 mod engine;
 mod lifetime;
+mod products;
 
 pub(crate) use conformance::{Cases, Scope, Shape};
 
@@ -20,9 +21,13 @@ pub(crate) enum Gate {
     Lifetime,
     /// A thousand random requests through the engine: finished, cancelled, preempted; pages and memory after.
     Engine,
+    /// Dense products by cuBLASLt against the contract's reference, over the suite's shapes and those of models. Not run unless
+    /// named, since the library is not a part of this project.
+    Products,
 }
 
 impl Gate {
+    /// Those that need nothing but a device.
     pub(crate) const ALL: &'static [Self] = &[Self::Conformance, Self::Lifetime, Self::Engine];
 
     pub(crate) fn run(self, context: &Context, registry: &Arc<Registry>, scope: &Scope) -> Finding {
@@ -30,6 +35,7 @@ impl Gate {
             Self::Conformance => conformance::run(context, registry, scope),
             Self::Lifetime => lifetime::run(context, registry),
             Self::Engine => engine::run(context),
+            Self::Products => products::run(context, registry, &scope.cublas_lt),
         }
     }
 }

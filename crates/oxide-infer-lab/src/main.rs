@@ -14,6 +14,7 @@ use anyhow::{Context as _, Result, ensure};
 use clap::{Args, Parser};
 use export::ExportOptions;
 use oxide_infer_cuda::artifact::{Registry, Target, manifest::Architecture};
+use oxide_infer_cuda::provider::cublas_lt::Search;
 use oxide_infer_cuda::runtime::Context;
 use parity::ParityOptions;
 use record::Record;
@@ -36,7 +37,7 @@ enum Command {
 /// Exits 0 only if every gate passed.
 #[derive(Args, Debug)]
 struct GatesOptions {
-    /// Gates to run; all of them if none is named.
+    /// Gates to run; all but products if none is named.
     gates: Vec<gates::Gate>,
     /// Which device.
     #[arg(long, default_value_t = 0)]
@@ -56,6 +57,9 @@ struct GatesOptions {
     /// Of the conformance gate: only artifacts whose name contains this (repeatable).
     #[arg(long)]
     only: Vec<String>,
+    /// Of the products gate: the file of cuBLASLt, or the folder that it is in; where it usually is if not given.
+    #[arg(long)]
+    cublas_lt: Option<PathBuf>,
 }
 
 fn main() -> Result<ExitCode> {
@@ -71,7 +75,8 @@ fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     let registry = Arc::new(registry(&context, options)?);
     let mut record = Record::new(&context, &registry, &options.revision)?;
     let gates = if options.gates.is_empty() { gates::Gate::ALL } else { &options.gates };
-    let scope = gates::Scope { cases: options.cases, only: options.only.clone() };
+    let cublas_lt = options.cublas_lt.clone().map_or(Search::Usual, Search::At);
+    let scope = gates::Scope { cases: options.cases, only: options.only.clone(), cublas_lt };
     for gate in gates {
         let finding = gate.run(&context, &registry, &scope);
         println!("{finding}");

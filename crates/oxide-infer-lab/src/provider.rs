@@ -140,6 +140,18 @@ fn with(request: Request, dimensions: &[(&str, usize)]) -> Request {
     dimensions.iter().fold(request, |r, (name, value)| r.dimension(name, *value as u64))
 }
 
+/// The operands of a product but its input.
+pub(crate) fn stage_product<'a>(call: &mut Call<'a>, operands: dense::Operands<'a>) -> Result<(), Refusal> {
+    call.read_float("weight", &dense_only("weight", &operands.weight)?)?;
+    if let Some(bias) = &operands.bias {
+        call.read_float("bias", bias)?;
+    }
+    if let Some(residual) = &operands.residual {
+        call.read_float("residual", residual)?;
+    }
+    call.write_float("output", operands.output)
+}
+
 fn dense_only<'a>(name: &str, weight: &Weight<'a>) -> Result<FloatView<'a, 2>, Refusal> {
     match weight {
         Weight::Dense(view) => Ok(*view),
@@ -177,14 +189,7 @@ impl Operators for OxideTile {
             return Ok(());
         }
         let mut call = self.product(with(Request::from(spec), &[("m", m)]), &operands.input)?;
-        call.read_float("weight", &dense_only("weight", &operands.weight)?)?;
-        if let Some(bias) = &operands.bias {
-            call.read_float("bias", bias)?;
-        }
-        if let Some(residual) = &operands.residual {
-            call.read_float("residual", residual)?;
-        }
-        call.write_float("output", operands.output)?;
+        stage_product(&mut call, operands)?;
         self.run(call)
     }
 

@@ -1,5 +1,6 @@
+use super::algorithm_of;
 use super::cublas_lt::{BoundProduct, LoadError, ProductPlan};
-use crate::artifact::{Request, ResolveError};
+use crate::artifact::{Artifact, Request, ResolveError};
 use crate::driver::LibraryError;
 use crate::runtime::{
     BindError, BoundOperator, CommandScope, EnqueueError, Operands, OperatorPlan, PlanError as ArtifactError,
@@ -83,11 +84,15 @@ fn listed(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 
-impl Plan {
-    pub(super) fn of_artifact(algorithm: Algorithm, operator: OperatorPlan) -> Self {
+/// A plan of an artifact, among those of other providers.
+impl From<OperatorPlan> for Plan {
+    fn from(operator: OperatorPlan) -> Self {
+        let algorithm = algorithm_of(operator.artifact());
         Self { algorithm, operator: Operator::Artifact(operator) }
     }
+}
 
+impl Plan {
     pub(super) fn of_product(plan: ProductPlan) -> Self {
         Self { algorithm: plan.algorithm().clone(), operator: Operator::Product(plan) }
     }
@@ -95,6 +100,14 @@ impl Plan {
     /// Who computes, and how.
     pub fn algorithm(&self) -> &Algorithm {
         &self.algorithm
+    }
+
+    /// The artifact that runs, if it is one.
+    pub fn artifact(&self) -> Option<&Artifact> {
+        match &self.operator {
+            Operator::Artifact(plan) => Some(plan.artifact()),
+            Operator::Product(_) => None,
+        }
     }
 
     /// The regions that it needs beside its contract's operands.

@@ -1,6 +1,7 @@
 //! How much of the conformance gate is run: on which artifacts, and over how many shapes.
 
 use oxide_infer_cuda::artifact::{Artifact, Dimensions, Manifest};
+use oxide_infer_cuda::provider::cublas_lt::Search;
 use std::sync::Arc;
 
 /// The cases that an artifact is run with.
@@ -20,6 +21,8 @@ pub(crate) struct Scope {
     pub(crate) cases: Cases,
     /// Parts of names; artifacts that have none of them are left out. If there are no parts, none is left out.
     pub(crate) only: Vec<String>,
+    /// Where the products gate looks for cuBLASLt.
+    pub(crate) cublas_lt: Search,
 }
 
 impl Scope {
