@@ -1,6 +1,7 @@
 use super::reaper::Reaper;
 use super::stream::Stream;
 use crate::driver::{CudaError, DeviceInfo, Driver, DriverError, MemoryInfo, RawContext, RawStream, system};
+use std::any::Any;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
@@ -21,13 +22,15 @@ struct ContextInner {
     reaper: Reaper,
 }
 
-#[derive(Clone, Copy)]
 enum Ownership {
     /// Retained from the driver, released with the last clone.
     Primary,
-    /// The caller's.
-    External,
+    /// The caller's, which is dropped with the last clone.
+    External { _owner: Owner },
 }
+
+/// What keeps a handle of the caller's alive.
+pub(crate) type Owner = Box<dyn Any + Send + Sync>;
 
 /// Why a context cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -74,7 +77,10 @@ impl Context {
         Self::new(driver, raw, Ownership::Primary, device)
     }
 
-    /// A context that the caller owns.
+    /// A context that the caller owns: it is used and never destroyed. Every call leaves it current on the calling thread.
+    ///
+    /// `owner` is dropped when nothing made from the result is left, from whichever thread that is; `()` if the caller knows that
+    /// by other means.
     ///
     /// # Errors
     ///
@@ -82,16 +88,33 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// `raw` is a live `CUcontext` and outlives every object made from the result.
-    pub unsafe fn external(raw: RawContext) -> Result<Self, ContextError> {
-        let driver = system()?;
+    /// `raw` is a live `CUcontext` and stays so until `owner` is dropped.
+    pub unsafe fn external(raw: RawContext, owner: impl Any + Send + Sync) -> Result<Self, ContextError> {
+        // SAFETY: passed on to the caller.
+        unsafe { Self::external_on(system()?, raw, owner) }
+    }
+
+    /// As [`Context::external`], of the given driver.
+    ///
+    /// # Errors
+    ///
+    /// A driver call that fails.
+    ///
+    /// # Safety
+    ///
+    /// As [`Context::external`].
+    pub unsafe fn external_on(
+        driver: Arc<dyn Driver>,
+        raw: RawContext,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Self, ContextError> {
         // SAFETY: the caller says the context is live.
         let ordinal = unsafe {
             driver.make_current(raw)?;
             driver.current_device()?
         };
         let device = driver.device_info(ordinal)?;
-        Self::new(driver, raw, Ownership::External, device)
+        Self::new(driver, raw, Ownership::External { _owner: Box::new(owner) }, device)
     }
 
     fn new(
@@ -146,18 +169,22 @@ impl Context {
         Stream::owned(self)
     }
 
-    /// A stream that the caller owns.
+    /// A stream that the caller owns: it is used and never destroyed. `owner` is as for [`Context::external`].
     ///
     /// # Errors
     ///
-    /// [`CudaError`] of the driver if the handle is not one of its streams.
+    /// [`CudaError`] of the driver if the handle is not one of its streams, or is one of another context.
     ///
     /// # Safety
     ///
-    /// `raw` is a live `CUstream` of this context and outlives every object made from the result.
-    pub unsafe fn external_stream(&self, raw: RawStream) -> Result<Stream, CudaError> {
+    /// `raw` is a live `CUstream`, and stays so until `owner` is dropped.
+    pub unsafe fn external_stream(
+        &self,
+        raw: RawStream,
+        owner: impl Any + Send + Sync,
+    ) -> Result<Stream, CudaError> {
         // SAFETY: passed on to the caller.
-        unsafe { Stream::external(self, raw) }
+        unsafe { Stream::external(self, raw, Box::new(owner)) }
     }
 
     /// The sticky error that ended this context, if one has.

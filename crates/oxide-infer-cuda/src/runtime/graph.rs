@@ -4,7 +4,7 @@ use super::scope::{CommandScope, EnqueueError};
 use super::status::StatusWord;
 use super::stream::Stream;
 use crate::driver::{CudaError, RawGraph, RawGraphExec, RawStream};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Work captured once, with every address and argument fixed, and replayed as one launch. It keeps leases on all that
 /// it touches for as long as it lives, and every replay keeps it.
@@ -17,6 +17,8 @@ struct GraphInner {
     context: Context,
     stream: Stream,
     exec: RawGraphExec,
+    /// The driver wants calls on one graph one after another.
+    launching: Mutex<()>,
     nodes: usize,
     statuses: Vec<StatusWord>,
     /// Keeps what the captured work touches; never read.
@@ -33,6 +35,9 @@ pub enum GraphError {
     /// same memory.
     #[error("a graph is replayed on the stream that it was captured for, and on no other")]
     OtherStream,
+    /// Scopes are open on the stream: what they enqueue would go into the graph, without a lease on what it touches.
+    #[error("a stream cannot be captured while another scope is open on it")]
+    ScopeOpen,
     /// Nothing was enqueued.
     #[error("nothing was enqueued while the graph was captured")]
     Empty,
@@ -53,18 +58,21 @@ impl Graph {
         body: impl FnOnce(&mut CommandScope) -> Result<(), EnqueueError>,
     ) -> Result<Self, GraphError> {
         let context = stream.context();
-        let mut scope = CommandScope::new(stream)?;
-        // SAFETY: the stream is live; the capture is ended below on every path.
-        if let Err(error) = context.call(|driver| unsafe { driver.capture_begin(stream.raw()) }) {
-            scope.abandon();
-            return Err(error.into());
-        }
+        // Until the capture has ended, so that no other scope's work gets into it.
+        let _exclusive = stream.exclusive().ok_or(GraphError::ScopeOpen)?;
+        let mut scope = CommandScope::captured(stream)?;
+        let capturing = match Capturing::begin(stream) {
+            Ok(capturing) => capturing,
+            Err(error) => {
+                scope.abandon();
+                return Err(error.into());
+            }
+        };
         let enqueued = body(&mut scope);
         let (leases, statuses) = scope.into_captured();
-        // SAFETY: begun above, on this thread.
-        let captured = context.call(|driver| unsafe { driver.capture_end(stream.raw()) });
+        let captured = capturing.end();
         enqueued?;
-        let graph = CapturedGraph { context, raw: captured? };
+        let graph = captured?;
         // SAFETY: the graph was just captured.
         let nodes = context.call(|driver| unsafe { driver.graph_node_count(graph.raw) })?;
         if nodes == 0 {
@@ -76,6 +84,7 @@ impl Graph {
             context: context.clone(),
             stream: stream.clone(),
             exec,
+            launching: Mutex::default(),
             nodes,
             statuses,
             _leases: leases,
@@ -99,8 +108,10 @@ impl Graph {
         let Some(stream) = stream else {
             return Err(GraphError::OtherStream);
         };
+        let launching = inner.launching.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the executable is live, and leased by the scope below.
         inner.context.call(|driver| unsafe { driver.graph_launch(inner.exec, stream.raw()) })?;
+        drop(launching);
         scope.lease(inner.clone());
         for status in &inner.statuses {
             scope.watch(status);
@@ -120,16 +131,40 @@ impl Drop for GraphInner {
 /// which it otherwise does when they are launched first.
 pub(crate) fn rehearse(context: &Context, call: impl FnOnce(RawStream)) -> Result<(), CudaError> {
     let stream = context.stream()?;
-    // SAFETY: the stream is live; the capture is ended below.
-    context.call(|driver| unsafe { driver.capture_begin(stream.raw()) })?;
-    let called = context.call(|_| {
+    let capturing = Capturing::begin(&stream)?;
+    context.call(|_| {
         call(stream.raw());
         Ok(())
-    });
-    // SAFETY: begun above, on this thread.
-    let raw = context.call(|driver| unsafe { driver.capture_end(stream.raw()) })?;
-    drop(CapturedGraph { context, raw });
-    called
+    })?;
+    capturing.end().map(drop)
+}
+
+/// A stream between the beginning and the end of its capture, which ends whatever happens in between.
+struct Capturing<'a> {
+    stream: &'a Stream,
+}
+
+impl<'a> Capturing<'a> {
+    fn begin(stream: &'a Stream) -> Result<Self, CudaError> {
+        // SAFETY: the stream is live; the capture is ended by `end` or `drop`, and nothing moves it to another thread.
+        stream.context().call(|driver| unsafe { driver.capture_begin(stream.raw()) })?;
+        Ok(Self { stream })
+    }
+
+    fn end(self) -> Result<CapturedGraph<'a>, CudaError> {
+        let stream = self.stream;
+        std::mem::forget(self);
+        // SAFETY: begun by `begin`, and ended once.
+        let raw = stream.context().call(|driver| unsafe { driver.capture_end(stream.raw()) })?;
+        Ok(CapturedGraph { context: stream.context(), raw })
+    }
+}
+
+impl Drop for Capturing<'_> {
+    fn drop(&mut self) {
+        // After a panic: the stream is usable again, and what was captured is nobody's.
+        drop(Capturing { stream: self.stream }.end());
+    }
 }
 
 struct CapturedGraph<'a> {

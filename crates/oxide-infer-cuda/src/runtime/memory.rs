@@ -1,7 +1,8 @@
 use super::completion::Lease;
-use super::context::Context;
+use super::context::{Context, Owner};
 use crate::driver::{CudaError, DevicePtr};
 use oxide_infer::{DType, Element};
+use std::any::Any;
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -20,10 +21,10 @@ struct DeviceAllocation {
     ownership: Ownership,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum Ownership {
     Owned,
-    External,
+    /// The caller's; there until the allocation is dropped.
+    External(Option<Owner>),
 }
 
 /// Why a region cannot be made.
@@ -65,14 +66,21 @@ impl DeviceMemory {
         Ok(Self::new(context, ptr, bytes, Ownership::Owned))
     }
 
-    /// Memory that the caller owns.
+    /// Memory that the caller owns: it is used and never freed.
+    ///
+    /// `owner` is dropped when no region, plan or lease on it is left, so not while work in flight may touch it, and from whichever
+    /// thread that is. If the context is lost by then it is never dropped, and the bytes count as leaked.
     ///
     /// # Safety
     ///
-    /// `ptr..ptr + bytes` is memory that `context`'s device can reach, and it outlives the result and every region
-    /// and lease made from it.
-    pub unsafe fn external(context: &Context, ptr: DevicePtr, bytes: usize) -> Self {
-        Self::new(context, ptr, bytes, Ownership::External)
+    /// `ptr..ptr + bytes` is memory that `context`'s device can reach until `owner` is dropped.
+    pub unsafe fn external(
+        context: &Context,
+        ptr: DevicePtr,
+        bytes: usize,
+        owner: impl Any + Send + Sync,
+    ) -> Self {
+        Self::new(context, ptr, bytes, Ownership::External(Some(Box::new(owner))))
     }
 
     fn new(context: &Context, ptr: DevicePtr, bytes: usize, ownership: Ownership) -> Self {
@@ -132,7 +140,11 @@ impl DeviceMemory {
 
 impl Drop for DeviceAllocation {
     fn drop(&mut self) {
-        if self.ownership == Ownership::External {
+        if let Ownership::External(owner) = &mut self.ownership {
+            if self.context.poison().is_some() {
+                std::mem::forget(owner.take());
+                self.context.count_leak(self.bytes as u64);
+            }
             return;
         }
         // SAFETY: allocated by `allocate` and freed once; no lease is left, so no work in flight can reach it.

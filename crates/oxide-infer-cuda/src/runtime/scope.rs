@@ -3,7 +3,7 @@ use super::context::Context;
 use super::kernel::BoundLaunch;
 use super::memory::{PinnedMemory, Region, Span};
 use super::status::StatusWord;
-use super::stream::{Event, Stream};
+use super::stream::{Event, Open, Stream};
 use crate::driver::{CudaError, LibraryError, RawStream};
 use oxide_infer::Element;
 
@@ -12,8 +12,17 @@ use oxide_infer::Element;
 /// Enqueueing allocates no device memory, compiles nothing and does not block. [`CommandScope::finish`] turns the scope
 /// into the [`Completion`] that holds leases on all that was enqueued; dropping the scope instead does the same and
 /// drops the completion.
+///
+/// Several scopes may be open and in flight on one stream; while one is open, the stream cannot be captured.
 pub struct CommandScope {
     work: Option<Unsettled>,
+    mode: Mode,
+}
+
+/// What becomes of what is enqueued.
+enum Mode {
+    Runs { _open: Open },
+    Captured,
 }
 
 /// Why an operation was not enqueued.
@@ -52,6 +61,12 @@ pub enum EnqueueError {
         /// The library's answer.
         source: LibraryError,
     },
+    /// An event of the caller's is not a part of a graph.
+    #[error("an event cannot be {what} while the stream is captured")]
+    Captured {
+        /// Waited for, or recorded.
+        what: &'static str,
+    },
     /// The driver call fails, or the context is poisoned.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -62,10 +77,20 @@ impl CommandScope {
     ///
     /// # Errors
     ///
-    /// The context is poisoned, or the stream has no event to use again and a new one cannot be made.
+    /// The context is poisoned, the stream is captured (900), or it has no event to use again and a new one cannot be made.
     pub fn new(stream: &Stream) -> Result<Self, CudaError> {
+        let mode = Mode::Runs { _open: stream.open()? };
+        Self::of(stream, mode)
+    }
+
+    /// Begins what a graph is made of, on a stream that no other scope is open on.
+    pub(super) fn captured(stream: &Stream) -> Result<Self, CudaError> {
+        Self::of(stream, Mode::Captured)
+    }
+
+    fn of(stream: &Stream, mode: Mode) -> Result<Self, CudaError> {
         let parts = stream.scope_parts()?;
-        Ok(Self { work: Some(Unsettled { stream: stream.clone(), parts }) })
+        Ok(Self { work: Some(Unsettled { stream: stream.clone(), parts }), mode })
     }
 
     /// Enqueues a kernel that was bound to its operands.
@@ -154,11 +179,32 @@ impl CommandScope {
     ///
     /// # Errors
     ///
-    /// The driver call fails, or the context is poisoned.
+    /// Another context, a scope that is captured, a driver call that fails, or a poisoned context.
     pub fn wait(&mut self, event: &Event) -> Result<(), EnqueueError> {
         let Some(work) = &self.work else { return Ok(()) };
         same_context(work, event.context(), "the event")?;
+        self.check_not_captured("waited for")?;
         Ok(work.stream.wait(event)?)
+    }
+
+    /// Moves an event of the caller's to the end of what is enqueued so far. What waits for it on another stream waits on the
+    /// device; the host does not.
+    ///
+    /// # Errors
+    ///
+    /// As [`CommandScope::wait`].
+    pub fn record(&mut self, event: &Event) -> Result<(), EnqueueError> {
+        let Some(work) = &self.work else { return Ok(()) };
+        same_context(work, event.context(), "the event")?;
+        self.check_not_captured("recorded")?;
+        Ok(event.record(&work.stream)?)
+    }
+
+    fn check_not_captured(&self, what: &'static str) -> Result<(), EnqueueError> {
+        match self.mode {
+            Mode::Runs { .. } => Ok(()),
+            Mode::Captured => Err(EnqueueError::Captured { what }),
+        }
     }
 
     /// Enqueues what a library launches on the stream by itself.

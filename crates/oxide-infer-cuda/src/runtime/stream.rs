@@ -1,6 +1,8 @@
 use super::completion::ScopeParts;
-use super::context::Context;
+use super::context::{Context, Owner};
 use crate::driver::{CudaError, EventTiming, Progress, RawEvent, RawStream};
+use std::any::Any;
+use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// An ordered queue of device work. Cheap to clone; an owned stream is destroyed with its last clone.
@@ -16,12 +18,37 @@ struct StreamInner {
     /// Parts of settled scopes, so that a new scope makes no event and its lists have room. The lock is taken twice a
     /// scope, never per launch, and only a reaper ever contends for it.
     spare: Mutex<Vec<ScopeParts>>,
+    /// Scopes that are open, or [`CAPTURED`].
+    open: AtomicIsize,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+/// Everything enqueued on the stream goes into a graph, which keeps what its own scope leases and nothing else.
+const CAPTURED: isize = -1;
+
 enum Ownership {
     Owned,
-    External,
+    /// The caller's, which is dropped with the last clone.
+    External {
+        _owner: Owner,
+    },
+}
+
+/// A scope that is open on a stream.
+pub(super) struct Open(Stream);
+
+/// A capture of a stream, on which no scope is open.
+pub(super) struct Exclusive(Stream);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.inner.open.fetch_sub(1, Ordering::Release);
+    }
+}
+
+impl Drop for Exclusive {
+    fn drop(&mut self) {
+        self.0.inner.open.store(0, Ordering::Release);
+    }
 }
 
 impl Stream {
@@ -33,23 +60,27 @@ impl Stream {
 
     /// # Safety
     ///
-    /// `raw` is a live stream of `context` and outlives the result.
-    pub(super) unsafe fn external(context: &Context, raw: RawStream) -> Result<Self, CudaError> {
+    /// `raw` is a live stream until `owner` is dropped.
+    pub(super) unsafe fn external(
+        context: &Context,
+        raw: RawStream,
+        owner: Owner,
+    ) -> Result<Self, CudaError> {
         // SAFETY: the caller says the stream is live.
-        let owner = context.call(|driver| unsafe { driver.stream_context(raw) })?;
-        if owner != context.raw() {
+        let found = context.call(|driver| unsafe { driver.stream_context(raw) })?;
+        if found != context.raw() {
             return Err(CudaError {
                 call: "cuStreamGetCtx",
                 code: 201,
                 name: "the stream belongs to another context".to_owned(),
             });
         }
-        Ok(Self::new(context, raw, Ownership::External))
+        Ok(Self::new(context, raw, Ownership::External { _owner: owner }))
     }
 
     fn new(context: &Context, raw: RawStream, ownership: Ownership) -> Self {
-        let spare = Mutex::default();
-        Self { inner: Arc::new(StreamInner { context: context.clone(), raw, ownership, spare }) }
+        let (spare, open) = (Mutex::default(), AtomicIsize::new(0));
+        Self { inner: Arc::new(StreamInner { context: context.clone(), raw, ownership, spare, open }) }
     }
 
     /// The context it belongs to.
@@ -82,6 +113,25 @@ impl Stream {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// Opens one scope more, unless the stream is captured.
+    pub(super) fn open(&self) -> Result<Open, CudaError> {
+        let more = |open| (open != CAPTURED).then_some(open + 1);
+        match self.inner.open.fetch_update(Ordering::Acquire, Ordering::Relaxed, more) {
+            Ok(_) => Ok(Open(self.clone())),
+            Err(_) => Err(CudaError {
+                call: "CommandScope::new",
+                code: 900,
+                name: "the stream is being captured".to_owned(),
+            }),
+        }
+    }
+
+    /// Keeps scopes off the stream, unless one is open.
+    pub(super) fn exclusive(&self) -> Option<Exclusive> {
+        let open = self.inner.open.compare_exchange(0, CAPTURED, Ordering::Acquire, Ordering::Relaxed);
+        open.is_ok().then(|| Exclusive(self.clone()))
+    }
+
     pub(super) fn scope_parts(&self) -> Result<ScopeParts, CudaError> {
         if let Some(parts) = self.spare().pop() {
             return Ok(parts);
@@ -105,7 +155,7 @@ impl Stream {
 
 impl Drop for StreamInner {
     fn drop(&mut self) {
-        if self.ownership == Ownership::Owned {
+        if let Ownership::Owned = self.ownership {
             // SAFETY: created by `owned`, destroyed once. The driver lets enqueued work end before it frees the stream,
             // and a failure means that the context is lost, with the stream.
             let _ = self.context.call(|driver| unsafe { driver.stream_destroy(self.raw) });
@@ -117,6 +167,7 @@ impl Drop for StreamInner {
 pub struct Event {
     context: Context,
     raw: RawEvent,
+    ownership: Ownership,
 }
 
 impl Event {
@@ -128,7 +179,16 @@ impl Event {
     pub fn new(context: &Context, timing: EventTiming) -> Result<Self, CudaError> {
         // SAFETY: the context is current; the event is destroyed in `drop`.
         let raw = context.call(|driver| unsafe { driver.event_create(timing) })?;
-        Ok(Self { context: context.clone(), raw })
+        Ok(Self { context: context.clone(), raw, ownership: Ownership::Owned })
+    }
+
+    /// An event that the caller owns: it is used and never destroyed. `owner` is dropped with the result.
+    ///
+    /// # Safety
+    ///
+    /// `raw` is a live `CUevent` of `context`, and stays so until `owner` is dropped.
+    pub unsafe fn external(context: &Context, raw: RawEvent, owner: impl Any + Send + Sync) -> Self {
+        Self { context: context.clone(), raw, ownership: Ownership::External { _owner: Box::new(owner) } }
     }
 
     /// Moves the event to the end of what is enqueued on `stream` now.
@@ -183,7 +243,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: created by `new`, destroyed once; the driver waits for a pending record by itself.
-        let _ = self.context.call(|driver| unsafe { driver.event_destroy(self.raw) });
+        if let Ownership::Owned = self.ownership {
+            // SAFETY: created by `new`, destroyed once; the driver waits for a pending record by itself.
+            let _ = self.context.call(|driver| unsafe { driver.event_destroy(self.raw) });
+        }
     }
 }

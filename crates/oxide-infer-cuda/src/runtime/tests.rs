@@ -1,5 +1,8 @@
 //! The runtime over the simulated device: leases, dropping in any order, failures, graphs.
 
+mod interop;
+mod orders;
+
 use super::*;
 use crate::artifact::status::DeviceStatus;
 use crate::driver::simulated::SimulatedDriver;
