@@ -77,7 +77,8 @@ impl Context {
         Self::new(driver, raw, Ownership::Primary, device)
     }
 
-    /// A context that the caller owns: it is used and never destroyed. Every call leaves it current on the calling thread.
+    /// A context that the caller owns: it is used and never destroyed. Every call leaves it current on the calling thread. What is
+    /// made from one result does not mix with what is made from another of the same handle, so make one and clone it.
     ///
     /// `owner` is dropped when nothing made from the result is left, from whichever thread that is; `()` if the caller knows that
     /// by other means.

@@ -127,8 +127,8 @@ impl Drop for GraphInner {
     }
 }
 
-/// Captures what `call` enqueues on a stream of its own and throws it away: nothing runs, but the driver has loaded its kernels,
-/// which it otherwise does when they are launched first.
+/// Captures what `call` enqueues on a stream of its own, makes it ready to run, and throws it away: nothing runs, but the driver
+/// has loaded its kernels, which it otherwise does when they are launched first.
 pub(crate) fn rehearse(context: &Context, call: impl FnOnce(RawStream)) -> Result<(), CudaError> {
     let stream = context.stream()?;
     let capturing = Capturing::begin(&stream)?;
@@ -136,7 +136,12 @@ pub(crate) fn rehearse(context: &Context, call: impl FnOnce(RawStream)) -> Resul
         call(stream.raw());
         Ok(())
     })?;
-    capturing.end().map(drop)
+    let graph = capturing.end()?;
+    // SAFETY: the graph was just captured, and the executable is destroyed at once.
+    context.call(|driver| unsafe {
+        let exec = driver.graph_instantiate(graph.raw)?;
+        driver.graph_exec_destroy(exec)
+    })
 }
 
 /// A stream between the beginning and the end of its capture, which ends whatever happens in between.

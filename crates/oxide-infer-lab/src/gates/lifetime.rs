@@ -1,13 +1,14 @@
 use crate::record::Finding;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use half::bf16;
 use oxide_infer_cuda::artifact::{Registry, Request};
 use oxide_infer_cuda::driver::{EventTiming, Progress};
 use oxide_infer_cuda::runtime::{
-    BoundOperator, CommandScope, Context, Event, Graph, Loader, MemoryPlan, Operands, PinnedMemory, Region,
-    Stream,
+    BoundOperator, CommandScope, Completion, Context, DeviceMemory, Event, Graph, Loader, MemoryPlan,
+    Operands, PinnedMemory, Region, Stream,
 };
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A square product of this size keeps an H200 busy for about a millisecond and a half.
@@ -17,7 +18,7 @@ const DELAY: usize = 64;
 
 pub(super) fn run(context: &Context, registry: &Arc<Registry>) -> Finding {
     let mut finding = Finding::of("lifetime");
-    let bench = match Bench::new(context, registry) {
+    let bench = match Bench::new(context, registry, SIZE) {
         Ok(bench) => bench,
         Err(error) => {
             finding.check("set-up", Err(error));
@@ -29,6 +30,10 @@ pub(super) fn run(context: &Context, registry: &Arc<Registry>) -> Finding {
     finding.check("memory is not given out again while work on it is in flight", memory_is_kept(&bench));
     finding.check("a stream waits for another without the host", streams_wait(&bench));
     finding.check("a graph replays what was enqueued, bit for bit", graph_replays(&bench));
+    finding.check("lent memory is given back after the work on it, not before", lent_memory_is_kept(&bench));
+    finding.check("a graph replays when all that it was made from is dropped", graph_keeps_all(&bench));
+    finding.check("threads replay one graph, one after another", threads_replay(&bench));
+    finding.check("scopes in flight settle in any order, on any thread", scopes_settle(&bench));
     finding.check("a plan that does not fit allocates nothing", plan_does_not_fit(&bench));
     for (name, value) in [("product_ms", product_time(&bench)), ("enqueue_us", enqueue_time(&bench))] {
         match value {
@@ -50,8 +55,9 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(context: &Context, registry: &Arc<Registry>) -> Result<Self> {
-        let size = SIZE as u64;
+    /// With a square product of that size.
+    fn new(context: &Context, registry: &Arc<Registry>, side: usize) -> Result<Self> {
+        let size = side as u64;
         let request = Request::new("gemm.dense", 1)
             .property("input", "bf16")
             .property("weight", "bf16")
@@ -65,8 +71,8 @@ impl Bench {
         let artifact = registry.candidates(&request)?[0].clone();
         let dimensions = request.dimensions().clone();
         let plan = Loader::new(context, registry.clone()).plan_artifact(artifact, dimensions)?;
-        let (input, weight) = (ramp(context)?, ramp(context)?);
-        let output = Region::allocate(context, SIZE * SIZE)?;
+        let (input, weight) = (ramp(context, side * side)?, ramp(context, side * side)?);
+        let output = Region::allocate(context, side * side)?;
         let operands =
             Operands::new().region("input", &input).region("weight", &weight).region("output", &output);
         let product = plan.bind(&operands)?;
@@ -83,11 +89,11 @@ impl Bench {
 }
 
 /// Small numbers that differ from place to place.
-fn ramp(context: &Context) -> Result<Region<bf16>> {
-    let host = PinnedMemory::allocate(context, SIZE * SIZE)?;
+fn ramp(context: &Context, len: usize) -> Result<Region<bf16>> {
+    let host = PinnedMemory::allocate(context, len)?;
     let value = |i: usize| bf16::from_f32(((i * 2_654_435_761) % 255) as f32 / 255.0 - 0.5);
-    host.write(0, &(0..SIZE * SIZE).map(value).collect::<Vec<_>>())?;
-    let region = Region::allocate(context, SIZE * SIZE)?;
+    host.write(0, &(0..len).map(value).collect::<Vec<_>>())?;
+    let region = Region::allocate(context, len)?;
     let mut scope = CommandScope::new(&context.stream()?)?;
     scope.copy_in(&host, &region)?;
     scope.finish()?.wait()?;
@@ -199,6 +205,115 @@ fn product_bits(bench: &Bench, run: impl FnOnce(&mut CommandScope) -> Result<()>
     Ok((0..len).filter_map(|i| back.read(i)).map(bf16::to_bits).collect())
 }
 
+/// Says when it is dropped.
+struct Flagged(Arc<AtomicBool>, #[expect(dead_code, reason = "kept, not read")] Region<u8>);
+
+impl Drop for Flagged {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
+fn lent_memory_is_kept(bench: &Bench) -> Result<()> {
+    let context = &bench.context;
+    let region = Region::<u8>::allocate(context, 4096)?;
+    let back = PinnedMemory::<u8>::allocate(context, 4096)?;
+    let (ptr, given_back) = (region.span().ptr(), Arc::new(AtomicBool::new(false)));
+    // SAFETY: the owner keeps the region that the address is of.
+    let lent = unsafe { DeviceMemory::external(context, ptr, 4096, Flagged(given_back.clone(), region)) };
+    let mut scope = bench.slow_scope()?;
+    let whole = lent.region::<u8>(0, 4096)?;
+    scope.fill(&whole, 0x3C)?;
+    scope.copy_out(&whole, &back)?;
+    drop(scope);
+    drop((lent, whole));
+    ensure!(!given_back.load(Ordering::SeqCst), "it was given back while work on it was in flight");
+    bench.stream.synchronize()?;
+    settle(context)?;
+    ensure!(given_back.load(Ordering::SeqCst), "it was not given back after the work");
+    ensure!((0..4096).all(|i| back.read(i) == Some(0x3C)), "the copy did not see the fill before it");
+    Ok(())
+}
+
+fn graph_keeps_all(bench: &Bench) -> Result<()> {
+    let (graph, back) = filling_graph(bench, 0x21)?;
+    let mut scope = bench.slow_scope()?;
+    graph.replay(&mut scope)?;
+    drop(graph);
+    scope.finish()?.wait()?;
+    ensure!((0..4096).all(|i| back.read(i) == Some(0x21)), "the replay did not fill its memory");
+    Ok(())
+}
+
+/// A graph that fills memory that only it keeps, and copies it out.
+fn filling_graph(bench: &Bench, byte: u8) -> Result<(Graph, PinnedMemory<u8>)> {
+    let region = Region::<u8>::allocate(&bench.context, 4096)?;
+    let back = PinnedMemory::<u8>::allocate(&bench.context, 4096)?;
+    let graph = Graph::capture(&bench.stream, |scope| {
+        bench.product.enqueue(scope)?;
+        scope.fill(&region, byte)?;
+        scope.copy_out(&region, &back)
+    })?;
+    Ok((graph, back))
+}
+
+fn threads_replay(bench: &Bench) -> Result<()> {
+    let (graph, back) = filling_graph(bench, 0x43)?;
+    let replay = || -> Result<()> {
+        for _ in 0..8 {
+            let mut scope = CommandScope::new(&bench.stream)?;
+            graph.replay(&mut scope)?;
+            scope.finish()?.wait()?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|threads| {
+        let threads: Vec<_> = (0..4).map(|_| threads.spawn(replay)).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
+    })?;
+    ensure!((0..4096).all(|i| back.read(i) == Some(0x43)), "the replays did not fill their memory");
+    Ok(())
+}
+
+fn scopes_settle(bench: &Bench) -> Result<()> {
+    let context = &bench.context;
+    let mut flying = Vec::new();
+    for byte in 0..12 {
+        // On streams in turn, so that ends come in another order than beginnings.
+        let stream = if byte % 2 == 0 { bench.stream.clone() } else { context.stream()? };
+        let mut scope = if byte % 3 == 0 { bench.slow_scope()? } else { CommandScope::new(&stream)? };
+        let region = Region::<u8>::allocate(context, 4096)?;
+        let back = PinnedMemory::<u8>::allocate(context, 4096)?;
+        scope.fill(&region, byte)?;
+        scope.copy_out(&region, &back)?;
+        flying.push((byte, back, scope.finish()?));
+    }
+    std::thread::scope(|threads| {
+        let settle = |(byte, back, completion): (u8, PinnedMemory<u8>, Completion)| {
+            threads.spawn(move || -> Result<()> {
+                // Every fourth is dropped unsettled.
+                if byte % 4 == 3 {
+                    drop(completion);
+                    return Ok(());
+                }
+                completion.wait()?;
+                ensure!(
+                    (0..4096).all(|i| back.read(i) == Some(byte)),
+                    "scope {byte} did not fill its memory"
+                );
+                Ok(())
+            })
+        };
+        let threads: Vec<_> = flying.into_iter().rev().map(settle).collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|_| bail!("a thread panicked")))
+    })?;
+    settle(context)
+}
+
 fn plan_does_not_fit(bench: &Bench) -> Result<()> {
     let before = bench.context.memory_info()?;
     let plan =
@@ -234,4 +349,27 @@ fn enqueue_time(bench: &Bench) -> Result<f64> {
     let took = start.elapsed();
     scope.finish()?.wait()?;
     Ok(took.as_secs_f64() * 1e6 / DELAY as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxide_infer_cuda::artifact::Target;
+    use oxide_infer_cuda::driver::simulated::SimulatedDriver;
+
+    #[test]
+    fn what_asks_nothing_of_the_devices_speed_passes_on_a_simulated_one() {
+        let driver = SimulatedDriver::new();
+        let context = Context::primary_on(driver.clone(), 0).unwrap();
+        let registry = Arc::new(Registry::embedded(Target::hopper()).unwrap());
+        let bench = Bench::new(&context, &registry, 64).unwrap();
+        let allocations = driver.live_allocations();
+        round_trip(&bench).unwrap();
+        streams_wait(&bench).unwrap();
+        graph_keeps_all(&bench).unwrap();
+        threads_replay(&bench).unwrap();
+        scopes_settle(&bench).unwrap();
+        assert_eq!(driver.live_allocations(), allocations);
+        assert!(driver.violations().is_empty());
+    }
 }
