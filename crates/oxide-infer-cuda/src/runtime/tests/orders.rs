@@ -87,29 +87,35 @@ impl Held {
             Step::Allocate => self.regions.push(Region::allocate(&self.context, 16).unwrap()),
             Step::DropRegion(i) => drop(removed(&mut self.regions, i)),
             Step::Bind(i) => {
-                if let Some(region) = self.regions.get(i) {
+                if let Some(region) = one(&self.regions, i) {
                     let argument = Argument::Region(region.span(), Access::Write);
                     self.launches.push(bind(&self.kernel, SHAPE, &[argument]).unwrap());
                 }
             }
             Step::DropLaunch(i) => drop(removed(&mut self.launches, i)),
-            Step::Launch(i) if i < self.launches.len() => {
+            Step::Launch(i) => {
                 let launches = std::mem::take(&mut self.launches);
-                self.scope().launch(&launches[i]).unwrap();
+                if let Some(launch) = one(&launches, i) {
+                    self.scope().launch(launch).unwrap();
+                }
                 self.launches = launches;
             }
-            Step::Fill(i) if i < self.regions.len() => {
-                let region = self.regions[i].clone();
-                self.scope().fill(&region, 1).unwrap();
+            Step::Fill(i) => {
+                if let Some(region) = one(&self.regions, i).cloned() {
+                    self.scope().fill(&region, 1).unwrap();
+                }
             }
-            // A stream is captured only while no scope is open on it.
-            Step::Capture(i) if i < self.launches.len() && self.scope.is_none() => {
-                let launch = &self.launches[i];
-                self.graphs.push(Graph::capture(&self.stream, |scope| scope.launch(launch)).unwrap());
+            Step::Capture(i) => {
+                // A stream is captured only while no scope is open on it.
+                self.take(Step::Finish);
+                if let Some(launch) = one(&self.launches, i) {
+                    self.graphs.push(Graph::capture(&self.stream, |scope| scope.launch(launch)).unwrap());
+                }
             }
-            Step::Replay(i) if i < self.graphs.len() => {
-                let graph = self.graphs[i].clone();
-                graph.replay(self.scope()).unwrap();
+            Step::Replay(i) => {
+                if let Some(graph) = one(&self.graphs, i).cloned() {
+                    graph.replay(self.scope()).unwrap();
+                }
             }
             Step::DropGraph(i) => drop(removed(&mut self.graphs, i)),
             Step::Finish => self.completions.extend(self.scope.take().map(|scope| scope.finish().unwrap())),
@@ -121,28 +127,32 @@ impl Held {
                 }
             }
             Step::Poll(i) => {
-                if let Some(completion) = self.completions.get_mut(i) {
+                let count = self.completions.len();
+                if let Some(completion) = self.completions.get_mut(i % count.max(1)) {
                     completion.poll().unwrap();
                 }
             }
             Step::DropCompletion(i) => drop(removed(&mut self.completions, i)),
             Step::Hold => self.driver.hold(),
             Step::Release => self.driver.release(),
-            Step::Launch(_) | Step::Fill(_) | Step::Capture(_) | Step::Replay(_) => {}
         }
     }
 }
 
+fn one<T>(items: &[T], i: usize) -> Option<&T> {
+    items.get(i % items.len().max(1))
+}
+
 fn removed<T>(items: &mut Vec<T>, i: usize) -> Option<T> {
-    (i < items.len()).then(|| items.remove(i))
+    (!items.is_empty()).then(|| items.remove(i % items.len()))
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(128))]
+    #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
     fn dropping_in_any_order_never_frees_memory_in_use_and_leaves_nothing(
-        steps in proptest::collection::vec(step(), 1..60)
+        steps in proptest::collection::vec(step(), 1..80)
     ) {
         let mut held = Held::new();
         for step in steps {
