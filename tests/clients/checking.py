@@ -1,6 +1,7 @@
 """An HTTP transport that checks every response against a schema.
 
-The schemas were written by hand from OpenAI's, Anthropic's and vLLM's documentation, not from the server's code."""
+The schemas were written by hand from OpenAI's, Anthropic's and vLLM's documentation, not from the server's code, which
+only shows them in its OpenAPI document."""
 
 import json
 from collections.abc import Iterator
@@ -11,12 +12,13 @@ from jsonschema import Draft202012Validator
 
 SCHEMAS = {
     path.stem: Draft202012Validator(json.loads(path.read_text()))
-    for path in (Path(__file__).parent / "schemas").glob("*.json")
+    for path in (Path(__file__).parents[2] / "crates/oxide-infer-server/schemas").glob("*.json")
 }
 # Method and path of a response with status 200 to its schema.
 WHOLE = {
     ("POST", "/v1/chat/completions"): "chat.completion",
     ("POST", "/v1/completions"): "text_completion",
+    ("POST", "/v1/responses"): "response",
     ("POST", "/v1/messages"): "message",
     ("POST", "/v1/messages/count_tokens"): "message.count",
     ("POST", "/tokenize"): "tokenize",
@@ -56,7 +58,7 @@ class CheckingTransport(httpx2.BaseTransport):
         if kind == "text/event-stream":
             assert response.status_code == 200
             response.stream = CheckedEvents(response.stream, path, self)
-        elif path != "/metrics":
+        elif path not in ("/metrics", "/openapi.json"):
             assert kind == "application/json"
             response.read()
             check(self.schema_of(request.method, path, response.status_code), response.json())

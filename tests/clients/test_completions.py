@@ -57,6 +57,25 @@ def test_echo_with_log_probabilities_scores_the_prompt(client: OpenAI, server: S
     assert (logprobs.token_logprobs[start] == max(logprobs.top_logprobs[start].values())) == greedy
 
 
+def test_a_batch_of_requests_as_lm_eval_sends_them(server: Server) -> None:
+    """`local-completions` sends contexts with continuations as token ids in one request, and reads it in this way."""
+    pairs = [("The capital of France is", " Paris"), ("Two and two make", " four")]
+    contexts = [tokenize(server, context) for context, _ in pairs]
+    prompts = [tokenize(server, context + continuation) for context, continuation in pairs]
+    for limit in (1, 0):
+        request = {"model": NAME, "prompt": prompts, "temperature": 0, "max_tokens": limit, "logprobs": 1, "seed": 1234}
+        reply = server.http.post("/v1/completions", json=request | {"echo": True}).json()
+        choices = sorted(reply["choices"], key=lambda choice: choice["index"])
+        for choice, prompt, context in zip(choices, prompts, contexts, strict=True):
+            end = len(prompt)
+            scores = choice["logprobs"]["token_logprobs"][len(context) : end]
+            best = choice["logprobs"]["top_logprobs"][len(context) : end]
+            tokens = choice["logprobs"]["tokens"][len(context) : end]
+            assert len(scores) == len(prompt) - len(context) and all(score <= 0 for score in scores)
+            for token, score, top in zip(tokens, scores, best, strict=True):
+                assert top[token] == score <= max(top.values())
+
+
 def test_echo_without_an_answer(client: OpenAI) -> None:
     reply = client.completions.create(**GREEDY, prompt="Hello there", max_tokens=0, logprobs=0, echo=True)
     assert reply.choices[0].text == "Hello there"

@@ -115,7 +115,7 @@ mod tests {
         for path in ["/v1/models", "/v1/chat/completions", "/v1", "/v1/nothing", "/tokenize", "/detokenize"] {
             assert!(is_guarded(path), "{path}");
         }
-        for path in ["/health", "/ready", "/metrics", "/version", "/", "/v11"] {
+        for path in ["/health", "/ready", "/metrics", "/version", "/openapi.json", "/", "/v11"] {
             assert!(!is_guarded(path), "{path}");
         }
     }

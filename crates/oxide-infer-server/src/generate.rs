@@ -9,6 +9,7 @@ mod logprobs;
 mod messages;
 mod output;
 mod parts;
+mod responses;
 mod stream;
 mod whole;
 
@@ -17,6 +18,7 @@ pub(crate) use chunks::{ChunkWriter, Format};
 pub(crate) use completion::CompletionFormat;
 pub(crate) use messages::{MessageHead, MessageWriter};
 pub(crate) use output::{CallEnding, CallPlan, OutputPlan, TextBeside};
+pub(crate) use responses::{ResponseHead, ResponseWriter};
 pub(crate) use stream::respond_streaming;
 pub(crate) use whole::respond_whole;
 
@@ -176,6 +178,12 @@ impl Generation {
             let generated = prompt.answers.iter().map(|answer| u64::from(answer.choice.generated())).sum();
             total + prompt.usage_with(generated)
         })
+    }
+
+    /// Tokens of reasoning in all answers.
+    pub(crate) fn reasoning_tokens(&self) -> u32 {
+        let answers = self.prompts.iter().flat_map(|prompt| &prompt.answers);
+        answers.map(|answer| answer.choice.reasoning_tokens()).sum()
     }
 
     fn poll_advance(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ApiError>> {

@@ -15,6 +15,8 @@ mod grammar;
 mod marks;
 mod metrics;
 mod observe;
+mod openapi;
+mod operations;
 mod protocol;
 mod reasoning;
 mod router;

@@ -7,6 +7,7 @@ pub(crate) mod grammar;
 pub(crate) mod messages;
 pub(crate) mod params;
 pub(crate) mod response;
+pub(crate) mod responses;
 pub(crate) mod rules;
 pub(crate) mod tokenize;
 pub(crate) mod tools;

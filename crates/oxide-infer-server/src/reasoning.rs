@@ -100,6 +100,11 @@ impl ReasoningSplitter {
         }
     }
 
+    /// Whether the section has been opened and not closed.
+    pub(crate) fn is_inside(&self) -> bool {
+        matches!(self.state, State::Opened(_) | State::Inside(_))
+    }
+
     /// No more text comes: what is held back belongs where it stands.
     pub(crate) fn finish(&mut self, reasoning: &mut String, rest: &mut String) {
         let held = std::mem::take(&mut self.held);

@@ -5,14 +5,13 @@ use crate::auth::is_guarded;
 use crate::config::Cors;
 use crate::error::ApiError;
 use crate::observe::{Arrival, REQUEST_ID, observe};
+use crate::operations::OPERATIONS;
 use crate::protocol::fields::shorten;
 use crate::protocol::messages::response::MessageError;
-use crate::routes;
 use axum::extract::{Request, State};
 use axum::http::{Method, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
 use axum::{Json, Router};
 use std::any::Any;
 use std::sync::Arc;
@@ -22,19 +21,10 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// The whole service.
 pub(crate) fn build(app: Arc<App>) -> Router {
-    let router = Router::new()
-        .route("/v1/models", get(routes::models::list))
-        .route("/v1/models/{*id}", get(routes::models::one))
-        .route("/v1/chat/completions", post(routes::generation::chat))
-        .route("/v1/completions", post(routes::generation::completion))
-        .route("/v1/messages", post(routes::generation::message))
-        .route("/v1/messages/count_tokens", post(routes::tokenize::count))
-        .route("/tokenize", post(routes::tokenize::tokenize))
-        .route("/detokenize", post(routes::tokenize::detokenize))
-        .route("/health", get(routes::status::health))
-        .route("/ready", get(routes::status::ready))
-        .route("/metrics", get(routes::status::metrics))
-        .route("/version", get(routes::status::version))
+    let routes = OPERATIONS
+        .iter()
+        .fold(Router::new(), |router, operation| router.route(operation.path, operation.method_router()));
+    let router = routes
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .layer(from_fn_with_state(app.clone(), guard))

@@ -72,6 +72,8 @@ pub(crate) struct Choice {
     /// Tokens that are held back with their text, and the byte that must have been shown before they are.
     held: VecDeque<(usize, AnswerToken)>,
     generated: u32,
+    /// Those of them up to the last that was reasoning.
+    reasoning: u32,
     delta: Delta,
     ended: bool,
 }
@@ -120,6 +122,7 @@ impl Choice {
             shown_bytes: 0,
             held: VecDeque::new(),
             generated: 0,
+            reasoning: 0,
             delta: Delta::default(),
             ended: false,
         }
@@ -140,7 +143,11 @@ impl Choice {
         // The token that ends the answer goes out with the reason, which the engine tells next.
         let shown_at = if is_end { usize::MAX } else { self.decoded_bytes };
         self.held.push_back((shown_at, token));
-        self.show(&piece)
+        let after = self.show(&piece);
+        if self.output.is_reasoning() {
+            self.reasoning = self.generated;
+        }
+        after
     }
 
     /// The engine has ended the answer.
@@ -166,6 +173,11 @@ impl Choice {
     /// Tokens generated so far.
     pub(crate) fn generated(&self) -> u32 {
         self.generated
+    }
+
+    /// Tokens of reasoning, its opening tag included.
+    pub(crate) fn reasoning_tokens(&self) -> u32 {
+        self.reasoning
     }
 
     /// Whether the answer is complete.

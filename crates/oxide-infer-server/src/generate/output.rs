@@ -132,6 +132,11 @@ impl OutputParser {
         }
     }
 
+    /// Whether the text that came last is reasoning.
+    pub(super) fn is_reasoning(&self) -> bool {
+        self.reasoning.is_inside()
+    }
+
     /// Whether the answer has calls, all complete, and says so where it ends.
     pub(super) fn ends_with_calls(&self) -> bool {
         self.calls.as_ref().is_some_and(|calls| {

@@ -15,6 +15,13 @@ pub(crate) enum Part {
 }
 
 impl Part {
+    /// The part as it is when it begins.
+    pub(crate) fn emptied(&self) -> Self {
+        let mut part = self.clone();
+        part.text().clear();
+        part
+    }
+
     fn text(&mut self) -> &mut String {
         match self {
             Self::Reasoning(text) | Self::Text(text) | Self::Call { arguments: text, .. } => text,
@@ -51,6 +58,11 @@ impl Parts {
     /// The part of a number that a step had.
     pub(crate) fn get(&self, index: usize) -> &Part {
         &self.parts[index]
+    }
+
+    /// All parts.
+    pub(crate) fn all(&self) -> &[Part] {
+        &self.parts
     }
 
     /// Takes in what is new.

@@ -4,7 +4,9 @@ use super::fields::{Fields, read, shorten, wrong_type};
 use super::grammar::read_grammar;
 use super::params::{Bounds, GenerationParams, MaxTokens, read_add_special_tokens};
 use super::rules::Route;
-use super::tools::{Strictness, Tool, ToolChoice, ToolUse, read_calls, read_chat_tool, read_tools};
+use super::tools::{
+    Strictness, Tool, ToolChoice, ToolUse, read_calls, read_chat_chosen, read_chat_tool, read_tools,
+};
 use crate::error::ApiError;
 use crate::text::{AddSpecialTokens, ChatInput, NextTurn};
 use oxide_infer_engine::request::EosPolicy;
@@ -45,7 +47,7 @@ impl ChatRequest {
         let mut fields = Fields::parse_body(body, Route::Chat)?;
         let model = fields.string("model")?;
         let mut chat = ChatPrompt::read(&mut fields, bounds)?;
-        let tools = ToolUse::read(&mut fields, std::mem::take(&mut chat.tools))?;
+        let tools = ToolUse::read(&mut fields, std::mem::take(&mut chat.tools), read_chat_chosen)?;
         let grammar = read_grammar(&mut fields, bounds.limits)?;
         let mut params = GenerationParams::read(&mut fields, bounds, grammar)?;
         let max = read_max_tokens(&mut fields)?;

@@ -60,7 +60,9 @@ impl<'a> Fields<'a> {
 
     /// A field's name as `param` shows it.
     pub(crate) fn param(&self, name: &str) -> String {
-        format!("{}{}", self.prefix, shorten(name))
+        // A name that is empty must be seen, too.
+        let name = if name.is_empty() { "\"\"".to_owned() } else { shorten(name) };
+        format!("{}{name}", self.prefix)
     }
 
     /// The error of a field whose value is not allowed.
@@ -75,7 +77,7 @@ impl<'a> Fields<'a> {
 
     /// Whether a field is still to be read and not null.
     pub(crate) fn has(&self, name: &str) -> bool {
-        self.unread.iter().any(|(unread, raw)| unread == name && raw.get() != "null")
+        self.peek(name).is_some()
     }
 
     /// Whether the route accepts a field; inside of the body all are.
@@ -91,6 +93,12 @@ impl<'a> Fields<'a> {
         let at = self.unread.iter().position(|(unread, _)| unread == name)?;
         let (_, raw) = self.unread.swap_remove(at);
         (raw.get() != "null").then_some(raw)
+    }
+
+    /// A field that stays unread; `None` if it is absent or null.
+    pub(crate) fn peek(&self, name: &str) -> Option<&'a RawValue> {
+        let (_, raw) = self.unread.iter().find(|(unread, _)| unread == name)?;
+        (raw.get() != "null").then_some(*raw)
     }
 
     /// Takes a field of any type that serde reads; `expected` describes it to a person.
@@ -116,12 +124,11 @@ impl<'a> Fields<'a> {
     /// Takes a number in `range`.
     pub(crate) fn number(&mut self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.typed::<f64>(name, "a number")? else { return Ok(None) };
-        let value = value as f32;
-        if !range.contains(&value) {
-            let (low, high) = range.into_inner();
+        let (low, high) = range.into_inner();
+        if !(f64::from(low)..=f64::from(high)).contains(&value) {
             return Err(self.invalid(name, format!("must be from {low} to {high}, got {value}")));
         }
-        Ok(Some(value))
+        Ok(Some(value as f32))
     }
 
     /// Takes a whole number in `range`.

@@ -4,7 +4,6 @@ use super::fields::{Fields, read, shorten};
 use crate::config::Limits;
 use crate::error::ApiError;
 use crate::grammar::{GrammarSource, GrammarSpec};
-use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 /// Nesting of brackets in a schema's text for each schema that may lie in another: a schema takes up to two (`properties`
@@ -27,20 +26,33 @@ pub(crate) fn read_grammar(
 }
 
 fn read_response_format(fields: &mut Fields<'_>, limits: &Limits) -> Result<Option<GrammarSpec>, ApiError> {
+    read_format(fields, "response_format", limits, |format, limits| {
+        let inner = format.param("json_schema");
+        let raw = format.take("json_schema");
+        let raw = raw.ok_or_else(|| format.missing("json_schema", "an object with a 'schema'"))?;
+        let mut named = Fields::parse_at(raw, &inner)?;
+        let spec = read_named_schema(&mut named, limits)?;
+        named.finish()?;
+        Ok(spec)
+    })
+}
+
+/// Reads a field that has a format in OpenAI's form. `read_named` reads what belongs to `json_schema`.
+pub(crate) fn read_format(
+    fields: &mut Fields<'_>,
+    name: &str,
+    limits: &Limits,
+    read_named: fn(&mut Fields<'_>, &Limits) -> Result<GrammarSpec, ApiError>,
+) -> Result<Option<GrammarSpec>, ApiError> {
     const EXPECTED: &str = "'text', 'json_object' or 'json_schema'";
-    let param = fields.param("response_format");
-    let Some(raw) = fields.take("response_format") else { return Ok(None) };
+    let param = fields.param(name);
+    let Some(raw) = fields.take(name) else { return Ok(None) };
     let mut format = Fields::parse_at(raw, &param)?;
     let kind = format.string("type")?.ok_or_else(|| format.missing("type", EXPECTED))?;
     let spec = match kind.as_str() {
         "text" => None,
         "json_object" => Some(GrammarSpec { param, source: any_object() }),
-        "json_schema" => {
-            let inner = format.param("json_schema");
-            let raw = format.take("json_schema");
-            let raw = raw.ok_or_else(|| format.missing("json_schema", "an object with a 'schema'"))?;
-            Some(read_named_schema(raw, &inner, limits)?)
-        }
+        "json_schema" => Some(read_named(&mut format, limits)?),
         "structural_tag" => return Err(format.unsupported("type", format!("send {EXPECTED}"))),
         _ => return Err(format.invalid("type", format!("must be {EXPECTED}, got '{}'", shorten(&kind)))),
     };
@@ -48,15 +60,13 @@ fn read_response_format(fields: &mut Fields<'_>, limits: &Limits) -> Result<Opti
     Ok(spec)
 }
 
-fn read_named_schema(raw: &RawValue, param: &str, limits: &Limits) -> Result<GrammarSpec, ApiError> {
-    let mut named = Fields::parse_at(raw, param)?;
+/// Reads a schema with its name.
+pub(crate) fn read_named_schema(named: &mut Fields<'_>, limits: &Limits) -> Result<GrammarSpec, ApiError> {
     // Names and descriptions are for other servers' prompts, and every schema is kept strictly.
     named.string("name")?;
     named.string("description")?;
     named.flag("strict")?;
-    let spec = read_schema_field(&mut named, limits)?;
-    named.finish()?;
-    Ok(spec)
+    read_schema_field(named, limits)
 }
 
 /// Reads the field `schema`.

@@ -245,7 +245,7 @@ fn read_sampling(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Sampling
 
 fn read_logit_bias(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Arc<[(TokenId, f32)]>, ApiError> {
     const EXPECTED: &str = "an object of token ids and numbers from -100 to 100";
-    let biases: HashMap<String, f32> = fields.typed("logit_bias", EXPECTED)?.unwrap_or_default();
+    let biases: HashMap<String, f64> = fields.typed("logit_bias", EXPECTED)?.unwrap_or_default();
     let (count, max) = (biases.len(), bounds.limits.max_logit_bias);
     if count > max {
         return Err(fields.invalid("logit_bias", format!("must have at most {max} entries, got {count}")));
@@ -265,7 +265,7 @@ fn read_logit_bias(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Arc<[(
             let reason = format!("must have values from -100 to 100, got {bias} for token {key}");
             return Err(fields.invalid("logit_bias", reason));
         }
-        sorted.push((TokenId(token), bias));
+        sorted.push((TokenId(token), bias as f32));
     }
     sorted.sort_unstable_by_key(|&(token, _)| token);
     if let Some(pair) = sorted.windows(2).find(|pair| pair[0].0 == pair[1].0) {

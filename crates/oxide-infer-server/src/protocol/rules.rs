@@ -17,6 +17,8 @@ pub(crate) enum Route {
     Messages,
     /// `/v1/messages/count_tokens`.
     CountTokens,
+    /// `/v1/responses`.
+    Responses,
 }
 
 /// What is done with a field.
@@ -51,17 +53,38 @@ pub(crate) fn handling(route: Route, name: &str) -> Option<Handling> {
     FIELDS.iter().find(|rule| rule.name == name && rule.routes.contains(&route)).map(|rule| rule.handling)
 }
 
+/// A route as the documentation calls it.
+pub(crate) fn name(route: Route) -> &'static str {
+    match route {
+        Route::Chat => "chat",
+        Route::Completion => "completion",
+        Route::TokenizePrompt => "tokenize (prompt)",
+        Route::TokenizeChat => "tokenize (messages)",
+        Route::Detokenize => "detokenize",
+        Route::Messages => "messages",
+        Route::CountTokens => "count tokens",
+        Route::Responses => "responses",
+    }
+}
+
 const CHAT: &[Route] = &[Route::Chat];
 const COMPLETION: &[Route] = &[Route::Completion];
 const GENERATION: &[Route] = &[Route::Chat, Route::Completion];
 /// All that generate.
-const SAMPLED: &[Route] = &[Route::Chat, Route::Completion, Route::Messages];
+const SAMPLED: &[Route] = &[Route::Chat, Route::Completion, Route::Messages, Route::Responses];
 const TEMPLATED: &[Route] = &[Route::Chat, Route::TokenizeChat];
 const TOKENIZE: &[Route] = &[Route::TokenizePrompt, Route::TokenizeChat];
 const PROMPTED: &[Route] = &[Route::Completion, Route::TokenizePrompt];
 const MESSAGES: &[Route] = &[Route::Messages];
 const ANTHROPIC: &[Route] = &[Route::Messages, Route::CountTokens];
 const CONVERSATION: &[Route] = &[Route::Chat, Route::TokenizeChat, Route::Messages, Route::CountTokens];
+const RESPONSES: &[Route] = &[Route::Responses];
+/// All of OpenAI's that generate.
+const OPENAI: &[Route] = &[Route::Chat, Route::Completion, Route::Responses];
+/// All that generate or count and have a conversation.
+const CALLING: &[Route] = &[Route::Chat, Route::Messages, Route::CountTokens, Route::Responses];
+const TEMPLATE_VARIABLES: &[Route] =
+    &[Route::Chat, Route::TokenizeChat, Route::Messages, Route::CountTokens, Route::Responses];
 const ALL: &[Route] = &[
     Route::Chat,
     Route::Completion,
@@ -70,6 +93,7 @@ const ALL: &[Route] = &[
     Route::Detokenize,
     Route::Messages,
     Route::CountTokens,
+    Route::Responses,
 ];
 
 const fn accepted(name: &'static str, routes: &'static [Route]) -> FieldRule {
@@ -96,6 +120,7 @@ const NO_BEAMS: &str = "answers are sampled, not searched for";
 const NO_MASK: &str = "use 'logit_bias'";
 const NO_TRANSFER: &str = "this server computes prompt and answer in one place";
 
+const NO_STORE: &str = "answers are not stored; send the whole conversation in 'input'";
 const NO_HOSTED: &str = "tools run on the client's side";
 
 /// Every known field. A field that is in no row is refused by name.
@@ -104,10 +129,10 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("messages", CONVERSATION),
     accepted("prompt", PROMPTED),
     accepted("tokens", &[Route::Detokenize]),
-    accepted("tools", CONVERSATION),
-    accepted("tool_choice", &[Route::Chat, Route::Messages, Route::CountTokens]),
-    accepted("parallel_tool_calls", CHAT),
-    accepted("max_tokens", SAMPLED),
+    accepted("tools", TEMPLATE_VARIABLES),
+    accepted("tool_choice", CALLING),
+    accepted("parallel_tool_calls", &[Route::Chat, Route::Responses]),
+    accepted("max_tokens", &[Route::Chat, Route::Completion, Route::Messages]),
     accepted("max_completion_tokens", CHAT),
     accepted("min_tokens", SAMPLED),
     accepted("n", GENERATION),
@@ -133,7 +158,7 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("truncate_prompt_tokens", SAMPLED),
     accepted("echo", COMPLETION),
     accepted("stream", SAMPLED),
-    accepted("stream_options", GENERATION),
+    accepted("stream_options", OPENAI),
     accepted("skip_special_tokens", SAMPLED),
     accepted(
         "add_special_tokens",
@@ -141,7 +166,7 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     ),
     accepted("add_generation_prompt", TEMPLATED),
     accepted("continue_final_message", TEMPLATED),
-    accepted("chat_template_kwargs", CONVERSATION),
+    accepted("chat_template_kwargs", TEMPLATE_VARIABLES),
     accepted("return_token_ids", GENERATION),
     accepted("return_tokens_as_token_ids", GENERATION),
     accepted("return_token_strs", TOKENIZE),
@@ -149,14 +174,20 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("stop_sequences", MESSAGES),
     accepted("thinking", ANTHROPIC),
     accepted("output_config", ANTHROPIC),
-    ignored("user", GENERATION),
-    ignored("metadata", SAMPLED),
-    ignored("store", GENERATION),
+    accepted("input", RESPONSES),
+    accepted("instructions", RESPONSES),
+    accepted("max_output_tokens", RESPONSES),
+    accepted("text", RESPONSES),
+    accepted("reasoning", RESPONSES),
+    accepted("metadata", RESPONSES),
+    ignored("user", OPENAI),
+    ignored("metadata", &[Route::Chat, Route::Completion, Route::Messages]),
+    ignored("store", OPENAI),
     ignored("service_tier", SAMPLED),
-    ignored("safety_identifier", GENERATION),
-    ignored("prompt_cache_key", GENERATION),
-    ignored("prompt_cache_retention", GENERATION),
-    ignored("prompt_cache_options", GENERATION),
+    ignored("safety_identifier", OPENAI),
+    ignored("prompt_cache_key", OPENAI),
+    ignored("prompt_cache_retention", OPENAI),
+    ignored("prompt_cache_options", OPENAI),
     ignored("request_id", GENERATION),
     ignored("session_id", GENERATION),
     ignored("spaces_between_special_tokens", GENERATION),
@@ -177,7 +208,7 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     unsupported("mm_processor_kwargs", TEMPLATED, &[], NO_MEDIA),
     unsupported("prediction", CHAT, &[], "leave it out; the answer is the same"),
     unsupported("web_search_options", CHAT, &[], "the server does not search"),
-    unsupported("moderation", CHAT, &[], "the server does not moderate"),
+    unsupported("moderation", &[Route::Chat, Route::Responses], &[], "the server does not moderate"),
     unsupported("reasoning_effort", CHAT, &[], NO_REASONING),
     unsupported("verbosity", CHAT, &[], NO_REASONING),
     unsupported("include_reasoning", CHAT, &["true"], NO_REASONING),
@@ -213,6 +244,20 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     ),
     unsupported("inference_geo", MESSAGES, &[], "the answer is computed where the server stands"),
     unsupported("speed", ANTHROPIC, &["\"standard\""], "there is one"),
+    unsupported("previous_response_id", RESPONSES, &[], NO_STORE),
+    unsupported("conversation", RESPONSES, &[], NO_STORE),
+    unsupported("prompt", RESPONSES, &[], NO_STORE),
+    unsupported("background", RESPONSES, &["false"], NO_STORE),
+    unsupported(
+        "include",
+        RESPONSES,
+        &["[]", "[\"reasoning.encrypted_content\"]"],
+        "reasoning comes as it is, and there is nothing else",
+    ),
+    unsupported("truncation", RESPONSES, &["\"disabled\""], "use 'truncate_prompt_tokens'"),
+    unsupported("top_logprobs", RESPONSES, &["0"], "use /v1/chat/completions"),
+    unsupported("max_tool_calls", RESPONSES, &[], NO_HOSTED),
+    unsupported("context_management", RESPONSES, &["[]"], "send the items that the model is to see"),
     unsupported("vllm_xargs", GENERATION, &["{}"], "no extension takes them"),
 ];
 
@@ -235,19 +280,7 @@ mod tests {
 
     fn known(is_wanted: impl Fn(Handling) -> bool) -> BTreeSet<(&'static str, &'static str)> {
         let wanted = FIELDS.iter().filter(|rule| is_wanted(rule.handling));
-        wanted.flat_map(|rule| rule.routes.iter().map(|route| (rule.name, route_name(*route)))).collect()
-    }
-
-    fn route_name(route: Route) -> &'static str {
-        match route {
-            Route::Chat => "chat",
-            Route::Completion => "completion",
-            Route::TokenizePrompt => "tokenize (prompt)",
-            Route::TokenizeChat => "tokenize (messages)",
-            Route::Detokenize => "detokenize",
-            Route::Messages => "messages",
-            Route::CountTokens => "count tokens",
-        }
+        wanted.flat_map(|rule| rule.routes.iter().map(|route| (rule.name, name(*route)))).collect()
     }
 
     #[test]
@@ -262,7 +295,7 @@ mod tests {
     fn no_field_has_two_rules_for_a_route() {
         let all: Vec<(&str, &str)> = FIELDS
             .iter()
-            .flat_map(|rule| rule.routes.iter().map(|route| (rule.name, route_name(*route))))
+            .flat_map(|rule| rule.routes.iter().map(|route| (rule.name, name(*route))))
             .collect();
         assert_eq!(all.len(), all.iter().collect::<BTreeSet<_>>().len());
     }

@@ -8,6 +8,8 @@ use crate::generate::CallEnding;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
+/// The type of all tools and calls.
+const FUNCTION: &str = "function";
 /// Characters of a function's name.
 const MAX_NAME: usize = 128;
 
@@ -78,9 +80,14 @@ impl CallCount {
 }
 
 impl ToolUse {
-    /// Reads `tool_choice` and `parallel_tool_calls` of a chat for `tools`, which [`read_tools`] has read.
-    pub(crate) fn read(fields: &mut Fields<'_>, tools: Vec<Tool>) -> Result<Self, ApiError> {
-        let choice = read_choice(fields, &tools)?;
+    /// Reads `tool_choice` and `parallel_tool_calls` in OpenAI's form for `tools`, which [`read_tools`] has read.
+    /// `read_chosen` reads a choice that is an object.
+    pub(crate) fn read(
+        fields: &mut Fields<'_>,
+        tools: Vec<Tool>,
+        read_chosen: fn(Fields<'_>, &[Tool]) -> Result<String, ApiError>,
+    ) -> Result<Self, ApiError> {
+        let choice = read_choice(fields, &tools, read_chosen)?;
         let parallel = fields.flag("parallel_tool_calls")?.unwrap_or(true);
         let ending = match choice {
             ToolChoice::Named(_) => CallEnding::Stop,
@@ -130,12 +137,20 @@ pub(crate) fn read_tools(
 /// Reads a tool in the form of a chat: `{"type": "function", "function": {…}}`.
 pub(crate) fn read_chat_tool(raw: &RawValue, param: &str, limits: &Limits) -> Result<Tool, ApiError> {
     let mut fields = Fields::parse_at(raw, param)?;
-    let kind = fields.string("type")?.ok_or_else(|| fields.missing("type", "'function'"))?;
-    if kind != "function" {
-        let reason = format!("only tools of type 'function' are, got '{}'", shorten(&kind));
-        return Err(fields.unsupported("type", reason));
-    }
+    check_tool_type(&mut fields)?;
     Tool::read(read_function(fields)?, "parameters", limits)
+}
+
+/// Reads the type of a tool in OpenAI's form.
+pub(crate) fn check_tool_type(fields: &mut Fields<'_>) -> Result<(), ApiError> {
+    let kind = fields.string("type")?.ok_or_else(|| fields.missing("type", "'function'"))?;
+    match kind == FUNCTION {
+        true => Ok(()),
+        false => {
+            let reason = format!("only tools of type 'function' are, got '{}'", shorten(&kind));
+            Err(fields.unsupported("type", reason))
+        }
+    }
 }
 
 impl Tool {
@@ -204,7 +219,11 @@ fn check_name(name: &str) -> Result<(), String> {
     }
 }
 
-fn read_choice(fields: &mut Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, ApiError> {
+fn read_choice(
+    fields: &mut Fields<'_>,
+    tools: &[Tool],
+    read_chosen: fn(Fields<'_>, &[Tool]) -> Result<String, ApiError>,
+) -> Result<ToolChoice, ApiError> {
     const EXPECTED: &str = "'none', 'auto', 'required' or an object that names a function";
     let param = fields.param("tool_choice");
     let Some(raw) = fields.take("tool_choice") else {
@@ -222,7 +241,15 @@ fn read_choice(fields: &mut Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, Ap
                 return Err(ApiError::InvalidValue { param, reason });
             }
         },
-        None if raw.get().starts_with('{') => ToolChoice::Named(read_chosen(raw, &param, tools)?),
+        None if raw.get().starts_with('{') => {
+            let mut chosen = Fields::parse_at(raw, &param)?;
+            let kind = chosen.string("type")?.unwrap_or_else(|| FUNCTION.to_owned());
+            if kind != FUNCTION {
+                let reason = format!("only 'function' is, got '{}'", shorten(&kind));
+                return Err(chosen.unsupported("type", reason));
+            }
+            ToolChoice::Named(read_chosen(chosen, tools)?)
+        }
         None => return Err(wrong_type(&param, EXPECTED, raw)),
     };
     if tools.is_empty() && choice != ToolChoice::None {
@@ -231,13 +258,8 @@ fn read_choice(fields: &mut Fields<'_>, tools: &[Tool]) -> Result<ToolChoice, Ap
     Ok(choice)
 }
 
-fn read_chosen(raw: &RawValue, param: &str, tools: &[Tool]) -> Result<String, ApiError> {
-    let mut fields = Fields::parse_at(raw, param)?;
-    let kind = fields.string("type")?.unwrap_or_else(|| "function".to_owned());
-    if kind != "function" {
-        let reason = format!("only 'function' is, got '{}'", shorten(&kind));
-        return Err(fields.unsupported("type", reason));
-    }
+/// Reads the function that a chat's choice names.
+pub(crate) fn read_chat_chosen(fields: Fields<'_>, tools: &[Tool]) -> Result<String, ApiError> {
     read_chosen_name(read_function(fields)?, tools)
 }
 

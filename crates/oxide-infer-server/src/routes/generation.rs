@@ -1,18 +1,18 @@
-//! `/v1/chat/completions`, `/v1/completions` and `/v1/messages`.
+//! `/v1/chat/completions`, `/v1/completions`, `/v1/messages` and `/v1/responses`.
 
 use super::{output, with_body};
 use crate::app::{App, InFlight, unix_time};
 use crate::error::ApiError;
 use crate::generate::{
     ChatFormat, ChunkWriter, CompletionFormat, Format, Generation, Job, MessageHead, MessageWriter,
-    OutputPlan, PreparedPrompt, respond_streaming, respond_whole,
+    OutputPlan, PreparedPrompt, ResponseHead, ResponseWriter, respond_streaming, respond_whole,
 };
 use crate::observe::Arrival;
 use crate::protocol::chat::ChatRequest;
 use crate::protocol::completion::{CompletionRequest, Echo, PromptInput};
-use crate::protocol::messages;
-use crate::protocol::params::{Delivery, GenerationParams};
+use crate::protocol::params::{Bounds, Delivery, GenerationParams};
 use crate::protocol::response::Head;
+use crate::protocol::{messages, responses};
 use crate::text::{PromptError, SpecialInOutput};
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -26,13 +26,8 @@ pub(crate) async fn chat(
     Extension(arrival): Extension<Arrival>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let job = with_body(&app, request, |app, body| {
-        let request = ChatRequest::parse(&body, app.bounds())?;
-        let place = app.admit()?;
-        app.check_model(request.model.as_deref())?;
-        Ok((prepare_chat(app, request)?, place))
-    });
-    let (job, place) = job.await?;
+    let parse = |body: &[u8], bounds: Bounds<'_>| Ok((ChatRequest::parse(body, bounds)?, ()));
+    let (job, place, ()) = chat_job(&app, request, parse).await?;
     let format = ChatFormat { logprobs: job.logprobs.is_some() };
     answer(app, arrival, job, place, format, "chatcmpl").await
 }
@@ -43,13 +38,8 @@ pub(crate) async fn message(
     Extension(arrival): Extension<Arrival>,
     request: Request,
 ) -> Result<Response, ApiError> {
-    let job = with_body(&app, request, |app, body| {
-        let request = messages::parse(&body, app.bounds())?;
-        let place = app.admit()?;
-        app.check_model(request.model.as_deref())?;
-        Ok((prepare_chat(app, request)?, place))
-    });
-    let (job, place) = job.await?;
+    let parse = |body: &[u8], bounds: Bounds<'_>| Ok((messages::parse(body, bounds)?, ()));
+    let (job, place, ()) = chat_job(&app, request, parse).await?;
     let head = MessageHead { id: format!("msg_{}", arrival.id).into(), model: app.model_name().clone() };
     let delivery = job.params.delivery;
     let generation = begin(&app, &arrival, job, place).await?;
@@ -57,6 +47,30 @@ pub(crate) async fn message(
         Delivery::Whole => Ok(Json(head.whole(&mut generation.completed().await?)).into_response()),
         Delivery::Stream(_) => {
             Ok(respond_streaming(generation, MessageWriter::new(head), app.config().limits.keep_alive))
+        }
+    }
+}
+
+/// `POST /v1/responses`.
+pub(crate) async fn response(
+    State(app): State<Arc<App>>,
+    Extension(arrival): Extension<Arrival>,
+    request: Request,
+) -> Result<Response, ApiError> {
+    let (job, place, echo) = chat_job(&app, request, responses::parse).await?;
+    let head = Head {
+        id: format!("resp_{}", arrival.id).into(),
+        object: "response",
+        created: unix_time(),
+        model: app.model_name().clone(),
+    };
+    let head = ResponseHead { head, echo };
+    let delivery = job.params.delivery;
+    let generation = begin(&app, &arrival, job, place).await?;
+    match delivery {
+        Delivery::Whole => Ok(Json(head.whole(&mut generation.completed().await?)).into_response()),
+        Delivery::Stream(_) => {
+            Ok(respond_streaming(generation, ResponseWriter::new(head), app.config().limits.keep_alive))
         }
     }
 }
@@ -76,6 +90,21 @@ pub(crate) async fn completion(
     let (job, place) = job.await?;
     let format = CompletionFormat { logprobs: job.logprobs };
     answer(app, arrival, job, place, format, "cmpl").await
+}
+
+/// Reads a conversation in an API's form and makes it ready for the engine, with what else the API's answer needs.
+async fn chat_job<T: Send + 'static>(
+    app: &Arc<App>,
+    request: Request,
+    parse: impl FnOnce(&[u8], Bounds<'_>) -> Result<(ChatRequest, T), ApiError> + Send + 'static,
+) -> Result<(Job, InFlight, T), ApiError> {
+    with_body(app, request, |app, body| {
+        let (request, rest) = parse(&body, app.bounds())?;
+        let place = app.admit()?;
+        app.check_model(request.model.as_deref())?;
+        Ok((prepare_chat(app, request)?, place, rest))
+    })
+    .await
 }
 
 async fn answer<F: Format>(

@@ -1,8 +1,9 @@
-//! `/health`, `/ready`, `/metrics` and `/version`: for machines that look after the server, open to all.
+//! `/health`, `/ready`, `/metrics`, `/version` and `/openapi.json`: for machines that look after the server, open to all.
 
 use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics::Format;
+use crate::openapi;
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
@@ -39,6 +40,11 @@ pub(crate) async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> 
     let format = Format::negotiate(&headers);
     let text = app.metrics().encode(format).map_err(|error| ApiError::Internal(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, format.content_type())], text).into_response())
+}
+
+/// `GET /openapi.json`.
+pub(crate) async fn openapi(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    openapi::document(&app).map(Json).map_err(|error| ApiError::Internal(error.to_string()))
 }
 
 /// `GET /version`.

@@ -34,6 +34,7 @@ async fn an_error_says_what_was_expected_and_what_came() {
     let long = "x".repeat(1000);
     let message = harness.chat(json!({"n": long})).await.error(400, "invalid_type", Some("n"));
     assert!(message.len() < 200, "{message}");
+    harness.chat(json!({"": 1})).await.error(400, "unknown_parameter", Some("\"\""));
     let long = "é".repeat(1000);
     for fields in [
         json!({"model": long}),

@@ -333,7 +333,9 @@ async fn what_is_too_large_is_refused_by_its_field() {
 #[tokio::test]
 async fn what_takes_too_long_to_compile_is_refused() {
     let hasty = Harness::new(executor("a"), |config| config.limits.grammar_timeout = Duration::ZERO);
-    let reply = hasty.complete("a", json!({"structured_outputs": {"regex": "a"}})).await;
+    // Long enough that it is not done before anyone looks.
+    let words: Vec<String> = (0..20_000).map(|word| word.to_string()).collect();
+    let reply = hasty.complete("a", json!({"structured_outputs": {"regex": words.join("|")}})).await;
     assert_refused(&reply, "invalid_value", "structured_outputs.regex", &["takes longer than 0 s"]);
 }
 
