@@ -129,6 +129,15 @@ pub struct TensorMapRecipe<'a> {
     pub oob_fill: u32,
 }
 
+/// Whether a stream is being captured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Capture {
+    /// What is enqueued runs.
+    None,
+    /// What is enqueued goes into a graph, or is refused since the capture has failed.
+    Active,
+}
+
 /// Where an event or a stream stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -167,6 +176,7 @@ pub unsafe trait Driver: Send + Sync {
     unsafe fn stream_synchronize(&self, stream: RawStream) -> Result<(), CudaError>;
     unsafe fn stream_wait(&self, stream: RawStream, event: RawEvent) -> Result<(), CudaError>;
     unsafe fn stream_context(&self, stream: RawStream) -> Result<RawContext, CudaError>;
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Capture, CudaError>;
 
     unsafe fn event_create(&self, timing: EventTiming) -> Result<RawEvent, CudaError>;
     unsafe fn event_destroy(&self, event: RawEvent) -> Result<(), CudaError>;

@@ -303,6 +303,12 @@ unsafe impl Driver for SimulatedDriver {
         Ok(RawContext(1))
     }
 
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Capture, CudaError> {
+        let state = self.call("cuStreamIsCapturing")?;
+        let captured = state.capturing.as_ref().is_some_and(|(captured, _)| *captured == stream.0);
+        Ok(if captured { Capture::Active } else { Capture::None })
+    }
+
     unsafe fn event_create(&self, _: EventTiming) -> Result<RawEvent, CudaError> {
         let mut state = self.call("cuEventCreate")?;
         let handle = state.handle();

@@ -181,6 +181,15 @@ unsafe impl Driver for SystemDriver {
         }
     }
 
+    unsafe fn stream_capture(&self, stream: RawStream) -> Result<Capture, CudaError> {
+        // The status as an integer: a value that the bindings do not know must not be made into their enumeration.
+        let mut status = 0_u32;
+        check("cuStreamIsCapturing", unsafe {
+            sys::cuStreamIsCapturing(stream.sys(), (&raw mut status).cast())
+        })?;
+        Ok(if status == 0 { Capture::None } else { Capture::Active })
+    }
+
     unsafe fn event_create(&self, timing: EventTiming) -> Result<RawEvent, CudaError> {
         let flags = match timing {
             EventTiming::Disabled => EVENT_DISABLE_TIMING,

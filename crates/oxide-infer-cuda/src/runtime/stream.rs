@@ -1,6 +1,6 @@
 use super::completion::ScopeParts;
 use super::context::{Context, Owner};
-use crate::driver::{CudaError, EventTiming, Progress, RawEvent, RawStream};
+use crate::driver::{Capture, CudaError, EventTiming, Progress, RawEvent, RawStream};
 use std::any::Any;
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,6 +31,11 @@ enum Ownership {
     External {
         _owner: Owner,
     },
+}
+
+fn captured() -> CudaError {
+    let name = "the stream is being captured".to_owned();
+    CudaError { call: "CommandScope::new", code: 900, name }
 }
 
 /// A scope that is open on a stream.
@@ -116,14 +121,17 @@ impl Stream {
     /// Opens one scope more, unless the stream is captured.
     pub(super) fn open(&self) -> Result<Open, CudaError> {
         let more = |open| (open != CAPTURED).then_some(open + 1);
-        match self.inner.open.fetch_update(Ordering::Acquire, Ordering::Relaxed, more) {
-            Ok(_) => Ok(Open(self.clone())),
-            Err(_) => Err(CudaError {
-                call: "CommandScope::new",
-                code: 900,
-                name: "the stream is being captured".to_owned(),
-            }),
+        let opened = self.inner.open.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
+        let open = opened.map(|_| Open(self.clone())).map_err(|_| captured())?;
+        // Our own captures keep scopes out; of the caller's only the driver knows.
+        if let Ownership::External { .. } = self.inner.ownership {
+            // SAFETY: the stream is live.
+            match self.context().call(|driver| unsafe { driver.stream_capture(self.raw()) })? {
+                Capture::None => {}
+                Capture::Active => return Err(captured()),
+            }
         }
+        Ok(open)
     }
 
     /// Keeps scopes off the stream, unless one is open.

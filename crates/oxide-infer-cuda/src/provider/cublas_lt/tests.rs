@@ -73,7 +73,7 @@ impl Bench {
 }
 
 #[test]
-fn algorithms_are_listed_in_the_librarys_order_with_their_workspace() {
+fn algorithms_are_listed_best_first_with_their_workspace() {
     let bench = bench();
     bench.fake.state().proposals.push((1 << 30, 0));
     bench.fake.state().proposals.push((0, NOT_SUPPORTED));

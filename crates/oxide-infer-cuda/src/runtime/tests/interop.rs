@@ -229,6 +229,22 @@ fn a_stream_is_not_captured_while_a_scope_is_open_nor_scoped_while_it_is_capture
 }
 
 #[test]
+fn no_scope_is_opened_on_a_stream_that_the_caller_captures() {
+    let driver = SimulatedDriver::new();
+    let context = Context::primary_on(driver.clone(), 0).unwrap();
+    let raw = raw_stream(&driver);
+    // SAFETY: the stream lives to the end of the test.
+    let stream = unsafe { context.external_stream(raw, ()) }.unwrap();
+    // SAFETY: the simulated device has no context to make current.
+    unsafe { driver.capture_begin(raw) }.unwrap();
+    let error = CommandScope::new(&stream).err().unwrap();
+    assert_eq!(error.to_string(), "CommandScope::new failed: the stream is being captured (900)");
+    // SAFETY: as above.
+    unsafe { driver.capture_end(raw) }.unwrap();
+    CommandScope::new(&stream).unwrap().finish().unwrap().wait().unwrap();
+}
+
+#[test]
 fn a_capture_takes_no_events_of_the_callers() {
     let (_driver, context) = device();
     let stream = context.stream().unwrap();
