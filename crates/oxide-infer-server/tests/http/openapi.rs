@@ -1,11 +1,12 @@
 //! The OpenAPI document against the routes and the documentation.
 
-use crate::harness::{Harness, executor};
+use crate::harness::{Harness, endless, executor};
 use axum::body::Body;
 use axum::http::{Method, Request, header};
 use oxide_infer_server::ApiKey;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Method and path of each operation, in the document's notation.
 fn operations(document: &Value) -> BTreeSet<(String, String)> {
@@ -69,6 +70,58 @@ async fn references_lead_to_something() {
     }
     let document = Harness::answering("x").get("/openapi.json").await.json();
     check(&document, &document);
+}
+
+/// Paths of operations that take a body; those that generate also send events.
+fn with_body(document: &Value) -> Vec<(String, bool)> {
+    let paths = document["paths"].as_object().unwrap().iter();
+    paths
+        .filter(|(_, methods)| !methods["post"].is_null())
+        .map(|(path, methods)| {
+            let content = &methods["post"]["responses"]["200"]["content"];
+            (path.clone(), content.get("text/event-stream").is_some())
+        })
+        .collect()
+}
+
+/// A request that every route with a body takes, but for the field that is not its own.
+fn body_for(path: &str) -> Value {
+    match path {
+        "/v1/completions" | "/tokenize" => json!({"prompt": "a"}),
+        "/detokenize" => json!({"tokens": [97]}),
+        "/v1/responses" => json!({"input": "a"}),
+        "/v1/messages" => json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
+        _ => json!({"messages": [{"role": "user", "content": "a"}]}),
+    }
+}
+
+#[tokio::test]
+async fn limits_hold_on_every_route_that_takes_a_body() {
+    let harness = Harness::new(endless(Duration::from_millis(5)), |config| {
+        config.limits.max_body_bytes = 200;
+        config.limits.max_requests_in_flight = 1;
+    });
+    let document = harness.get("/openapi.json").await.json();
+    let routes = with_body(&document);
+    assert_eq!(routes.iter().filter(|(_, generates)| *generates).count(), 4);
+    for (path, _) in &routes {
+        let plain = Request::post(path).body(Body::from(body_for(path).to_string())).unwrap();
+        assert_eq!(harness.send(plain).await.status, 415, "{path}");
+        assert_eq!(harness.post(path, " ".repeat(201)).await.status, 413, "{path}");
+    }
+    let stream = json!({"prompt": "a", "stream": true, "max_tokens": 200});
+    let held = Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json");
+    let held = harness.respond(held.body(Body::from(stream.to_string())).unwrap()).await;
+    for (path, generates) in &routes {
+        let reply = harness.post_json(path, &body_for(path)).await;
+        assert_eq!(reply.status.as_u16(), if *generates { 429 } else { 200 }, "{path}: {}", reply.text());
+        assert_eq!(reply.headers.contains_key(header::RETRY_AFTER), *generates, "{path}");
+    }
+    drop(held);
+    harness.server.begin_drain();
+    for (path, _) in &routes {
+        assert_eq!(harness.post_json(path, &body_for(path)).await.status, 503, "{path}");
+    }
 }
 
 #[tokio::test]
