@@ -6,8 +6,11 @@ from typing import Any
 from device_check.artifact import Artifact, Selection
 from device_check.floors import largest
 
-# What the engine's plan takes for decode: one block a multiprocessor, and no more splits than these.
+# What the engine's plan takes for one long sequence: one block a multiprocessor, no more splits than these, and no
+# second launch where so many splits do or there are so few pages.
 MOST_SPLITS = 32
+SPLITS_IN_ONE_LAUNCH = 8
+PAGES_IN_ONE_LAUNCH = 64
 # A choice that costs less than this is as good as the fastest: two runs of one kernel differ by as much.
 NOISE = 1.03
 
@@ -20,18 +23,34 @@ def chosen(
     if first is None:
         return None
     if row["what"] == "decode":
-        return decode_choice(row, multiprocessors)
+        return decode_choice(row, artifacts, selection, multiprocessors)
     if len(row["ours"]) == 1:
         return first.name
     algorithm = selection.algorithm(first, row)
     return next((name for name in row["ours"] if artifacts[name].manifest["algorithm"] == algorithm), None)
 
 
-def decode_choice(row: Mapping[str, Any], multiprocessors: int) -> str | None:
+def decode_choice(
+    row: Mapping[str, Any], artifacts: Mapping[str, Artifact], selection: Selection, multiprocessors: int
+) -> str | None:
     """As `Requests::splits` of the engine has it, or the nearest number of splits that was timed."""
-    wanted = min(max(multiprocessors // (row["batch"] * row["num_kv_heads"]), 1), MOST_SPLITS)
-    splits = {name: int(name.rpartition("=")[2]) for name in row["ours"]}
-    return min(splits, key=lambda name: abs(splits[name] - wanted), default=None)
+    shape = row["dimensions"]
+    wanted = min(multiprocessors // shape["num_kv_heads"], MOST_SPLITS)
+    timed = {name: artifacts[name.split(" ")[0]] for name in row["ours"]}
+    if shape["batch"] == 1 and shape["max_pages"] > PAGES_IN_ONE_LAUNCH and wanted > SPLITS_IN_ONE_LAUNCH:
+        splits = {
+            name: int(name.rpartition("=")[2])
+            for name, artifact in timed.items()
+            if "splits" in artifact.manifest["dimensions"]
+        }
+        return min(splits, key=lambda name: abs(splits[name] - wanted), default=None)
+    in_one_launch = {
+        artifact.manifest["algorithm"]: name
+        for name, artifact in timed.items()
+        if "splits" not in artifact.manifest["dimensions"]
+    }
+    first = next(iter(in_one_launch.values()), None)
+    return first and in_one_launch.get(selection.algorithm(timed[first], shape))
 
 
 def lines(

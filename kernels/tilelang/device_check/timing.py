@@ -219,7 +219,7 @@ def decodes(
             continue
         shape, rotation, (q, k, v) = attention_operands(model, (length,) * batch)
         row = {"what": "decode", "model": model.name, "batch": batch, "kv_len": length, "ours": {}}
-        row["num_kv_heads"] = model.num_kv_heads
+        row["dimensions"] = shape
         heads = (model.num_q_heads, model.num_kv_heads)
         row["floor"] = floors.decode(rates, batch, length, heads, model.head_dim)
         sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -239,7 +239,7 @@ def decodes(
 def splits_of(module: Module, shape: Shape) -> list[int]:
     """Numbers of splits worth trying: no more than pages, nor than some ten blocks for each multiprocessor."""
     if "splits" not in module.artifact.manifest["dimensions"]:
-        return [1]
+        return [module.artifact.manifest["constants"]["splits"]]
     blocks = shape["batch"] * shape["num_kv_heads"]
     return [splits for splits in SPLITS if splits <= shape["max_pages"] and blocks * splits <= 1500]
 

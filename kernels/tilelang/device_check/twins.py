@@ -9,7 +9,7 @@ from device_check.shapes import PAGE_SIZE, QWEN_1_5B, Shape, attention
 
 STATIC = ".static_"
 ROWS = (1, 16, 256, 4096)
-# Sequences, keys of each, and the splits where pages are shared.
+# Sequences, keys of each, and the splits of kernels that take any number of them.
 DECODES = ((1, 4096, 32), (16, 1024, 4), (64, 2048, 1), (256, 1024, 1))
 # Query rows and keys of each sequence.
 PREFILLS = (((2048, 2048),), ((1024, 1024),) * 8, ((512, 4096),))
@@ -52,9 +52,11 @@ def shapes(symbolic: Artifact, twin: Artifact, selection: Selection) -> Iterator
         yield from (({**fixed, "tokens": tokens, "heads": 1},) for tokens in ROWS)
     elif family == "paged_decode":
         for batch, length, splits in DECODES:
-            if (splits > 1) == ("splits" in symbolic.manifest["dimensions"]):
-                more = {"splits": splits} if splits > 1 else {}
-                yield {**of_attention(batch, length), **more}, ((1, length),) * batch
+            shape = of_attention(batch, length)
+            if "splits" in symbolic.manifest["dimensions"]:
+                yield {**shape, "splits": splits}, ((1, length),) * batch
+            elif selection.algorithm(symbolic, shape) == symbolic.manifest["algorithm"]:
+                yield shape, ((1, length),) * batch
     else:
         for sequences in PREFILLS:
             longest = max(keys for _, keys in sequences)

@@ -92,7 +92,7 @@ fn a_gated_product_reads_gate_and_up_rows_of_one_weight() {
 fn split_products_and_decodes_take_two_launches_and_workspace() {
     let decode = artifact("paged_decode.bf16.128.split.rows16");
     let launches = resolve(decode, DECODE);
-    assert_eq!(launches.iter().map(|launch| launch.grid).collect::<Vec<_>>(), [[2, 5, 4], [12, 5, 1]]);
+    assert_eq!(launches.iter().map(|launch| launch.grid).collect::<Vec<_>>(), [[4, 2, 5], [12, 5, 1]]);
     assert_eq!(bytes(decode, "partial_output", DECODE), 5 * 12 * 4 * 128 * 4);
     assert_eq!(decode.manifest().operand("partial_lse").unwrap().role, Role::Workspace);
     assert_eq!(bytes(decode, "k_pages", DECODE), 40 * 2 * 64 * 128 * 2);
@@ -341,12 +341,64 @@ fn specs_of_cache_and_attention_select_their_artifacts() {
         };
         let decode =
             paged_decode::Spec::new(paged_decode::Config { attention: attention.clone(), paging }).unwrap();
-        assert!(select(&decode, &sizes, &[]).manifest().name.contains("whole"));
+        assert!(select(&decode, &sizes, &[]).manifest().name.contains("whole.cluster"));
         let split = [&sizes[..], &[("splits", 8)]].concat();
         assert!(select(&decode, &split, &[]).manifest().name.contains("split"));
         let prefill = paged_prefill::Config { attention, paging, mask: Mask::Causal };
         let of_prefill = [&sizes[..], &[("tokens", 700)]].concat();
         select(&paged_prefill::Spec::new(prefill).unwrap(), &of_prefill, &[]);
+    }
+}
+
+#[test]
+fn blocks_of_a_cluster_share_a_sequence_until_there_is_one_for_every_multiprocessor() {
+    // Sequences, key/value heads, pages of a sequence; the algorithm, and its blocks.
+    for (batch, num_kv_heads, max_pages, algorithm, blocks) in [
+        (1, 2, 512, "cluster_8", 8),
+        (15, 2, 16, "cluster_8", 8),
+        (16, 2, 16, "cluster_4", 4),
+        (31, 2, 64, "cluster_4", 4),
+        (32, 2, 64, "cluster_2", 2),
+        (63, 2, 512, "cluster_2", 2),
+        (64, 2, 512, "rows16", 1),
+        (256, 8, 2048, "rows16", 1),
+        (4, 8, 64, "cluster_4", 4),
+        (1, 2, 1, "rows16", 1),
+    ] {
+        for head_dim in [64, 128] {
+            let values = [
+                ("batch", batch),
+                ("num_q_heads", num_kv_heads * 6),
+                ("num_kv_heads", num_kv_heads),
+                ("head_dim", head_dim),
+                ("page_size", 64),
+                ("num_pages", 9000),
+                ("max_pages", max_pages),
+            ];
+            let request = [
+                ("dtype", "bf16"),
+                ("window", "none"),
+                ("soft_cap", "none"),
+                ("lse", "absent"),
+                ("kv_dtype", "bf16"),
+                ("page_layout", "hnd"),
+            ];
+            let request =
+                request.iter().fold(Request::new("attention.paged_decode", 1), |request, (name, value)| {
+                    request.property(name, *value)
+                });
+            let request =
+                values.iter().fold(request, |request, (name, value)| request.dimension(name, *value));
+            let chosen = REGISTRY.select(&request).unwrap();
+            assert_eq!(chosen.manifest().algorithm, algorithm, "{request}");
+            let launches = resolve(&chosen, &values);
+            let [grid] = launches.iter().map(|launch| launch.grid).collect::<Vec<_>>()[..] else {
+                panic!("{request}")
+            };
+            assert_eq!(grid, [blocks, num_kv_heads as u32, batch as u32]);
+            let cluster = (blocks > 1).then_some([blocks, 1, 1]);
+            assert_eq!(launches[0].launch.cluster, cluster);
+        }
     }
 }
 

@@ -185,8 +185,8 @@ impl Requests<'_> {
     fn attention(&self, class: StepClass) -> Request {
         match class {
             StepClass::Decode { rows } => match self.splits(rows) {
-                1 => self.paged_decode(rows),
-                splits => self.paged_decode(rows).dimension("splits", splits as u64),
+                None => self.paged_decode(rows),
+                Some(splits) => self.paged_decode(rows).dimension("splits", splits as u64),
             },
             StepClass::Mixed { tokens, sequences } => {
                 let request = self.attends("attention.paged_prefill", sequences);
@@ -218,12 +218,17 @@ impl Requests<'_> {
         attention.property("window", window.as_str())
     }
 
-    /// Blocks that share the pages of a sequence: one block a multiprocessor, and no more than merging is worth
-    /// (measured, see `docs/artifacts.md`).
-    fn splits(&self, rows: usize) -> usize {
+    /// Blocks that share the pages of a sequence where a second launch that merges them pays: of one sequence that may be
+    /// long, one block a multiprocessor and no more than merging is worth. `None`: one launch, and the artifacts' rule
+    /// says how many blocks (see `docs/artifacts.md`).
+    fn splits(&self, rows: usize) -> Option<usize> {
         const MAX_SPLITS: usize = 32;
-        let most = self.sizes.max_pages().min(MAX_SPLITS);
-        (self.sizes.multiprocessors / (rows * self.config.num_kv_heads).max(1)).clamp(1, most)
+        /// Blocks that share a sequence in one launch, and the pages that they read as fast as more of them would.
+        const IN_ONE_LAUNCH: usize = 8;
+        const PAGES_IN_ONE_LAUNCH: usize = 64;
+        let splits = (self.sizes.multiprocessors / self.config.num_kv_heads.max(1)).min(MAX_SPLITS);
+        let long = self.sizes.max_pages() > PAGES_IN_ONE_LAUNCH;
+        (rows == 1 && long && splits > IN_ONE_LAUNCH).then_some(splits)
     }
 
     fn paged(&self, contract: &str) -> Request {
@@ -421,5 +426,44 @@ impl<'a> Plans<'a> {
         let plan = Rc::new(self.loader.plan(request)?);
         self.made.insert(key, plan.clone());
         Ok(plan)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cuda::classes::Classes;
+    use crate::cuda::tests::published;
+    use crate::model::{Architecture, DenseDecoder};
+    use oxide_infer_cuda::artifact::Target;
+
+    /// The splits that decode attention asks for, and the algorithm that it gets.
+    fn attention(num_kv_heads: usize, rows: usize, max_model_len: usize) -> (Option<u64>, String) {
+        let config =
+            published(Architecture::Qwen2, [1536, 8960, 4 * num_kv_heads, num_kv_heads, 128, 151_936]);
+        let model = CudaModel::new(&DenseDecoder::new(&config));
+        let sizes = PlanSizes {
+            classes: Classes::new(64, 64),
+            max_sequences: 64,
+            max_model_len,
+            pool_pages: 100,
+            multiprocessors: 132,
+        };
+        let registry = Registry::embedded(Target::hopper()).unwrap();
+        let requests = Requests { config: &config, model: &model, sizes: &sizes, registry: &registry };
+        let request = requests.windowed(requests.attention(StepClass::Decode { rows }), None);
+        let splits = request.dimensions().get("splits").copied();
+        (splits, registry.select(&request).unwrap().manifest().algorithm.clone())
+    }
+
+    #[test]
+    fn only_one_sequence_that_may_be_long_is_merged_by_a_second_launch() {
+        assert_eq!(attention(2, 1, 4097), (Some(32), "rows16".to_owned()));
+        assert_eq!(attention(8, 1, 32_768), (Some(16), "rows16".to_owned()));
+        assert_eq!(attention(2, 1, 4096), (None, "cluster_8".to_owned()));
+        assert_eq!(attention(16, 1, 32_768), (None, "cluster_8".to_owned()));
+        assert_eq!(attention(2, 2, 32_768), (None, "cluster_8".to_owned()));
+        assert_eq!(attention(2, 32, 32_768), (None, "cluster_2".to_owned()));
+        assert_eq!(attention(2, 64, 32_768), (None, "rows16".to_owned()));
     }
 }

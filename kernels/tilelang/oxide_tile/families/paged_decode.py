@@ -6,6 +6,9 @@ sequence's pages. The shares depend on the sequence's own length only, so a sequ
 One warp copies pages into a ring of shared memory. Each of four others attends with 16 keys of every page, and keeps a
 maximum, a total and a weighted sum of its own, so that warps wait for pages but never for each other; what they have
 at the end is merged in shared memory.
+
+Blocks that share a sequence are either a cluster, each of which finishes its own columns of the result from what the
+others send it, or as many as the request asks for, whose results a second kernel merges.
 """
 
 import tilelang.language as T
@@ -27,6 +30,8 @@ THREADS = CONSUMERS + WARP
 SLICE = 64
 # Number of the barrier of the four warps that attend.
 ALL_CONSUMERS = 1
+# Blocks that a cluster may have.
+CLUSTERS = (1, 2, 4, 8)
 # Elements that a thread loads at once; also, of a tensor core's tile of 16 by 16, those of one lane.
 LANES = 8
 # Threads that merge the shares of one row, and the elements that each loads at once.
@@ -40,14 +45,16 @@ PASS_CONFIGS = {
 }
 
 
-def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, blocks: int) -> Definition:
+def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, blocks: int, cluster: int) -> Definition:
     """With `split` "split" the pages are shared among `splits` blocks, whose results a second kernel merges.
 
-    `rows` are the query heads that a block has room for, `ahead` the bytes of keys, and as many of values, that are on
-    their way to it, `blocks` how many blocks should fit a multiprocessor.
+    Otherwise `cluster` blocks share them. `rows` are the query heads that a block has room for, `ahead` the bytes of
+    keys, and as many of values, that are on their way to it, `blocks` how many blocks should fit a multiprocessor.
     """
     if split not in SPLITS:
         raise DefinitionError(f"split {split} is none of {', '.join(SPLITS)}")
+    if cluster not in CLUSTERS or (split == "split" and cluster > 1):
+        raise DefinitionError(f"pages with split {split} cannot be shared by a cluster of {cluster} blocks")
     if rows != ROWS:
         raise DefinitionError(f"a block has room for {ROWS} query heads, not {rows}")
     stages = ahead // (PAGE_SIZE * head_dim * DTYPE_BYTES[dtype])
@@ -57,7 +64,9 @@ def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, b
     splits_pages = split == "split"
     batch, num_pages, max_pages = T.dynamic("batch"), T.dynamic("num_pages"), T.dynamic("max_pages")
     num_q_heads, num_kv_heads = T.dynamic("num_q_heads"), T.dynamic("num_kv_heads")
-    splits = T.dynamic("splits") if splits_pages else 1
+    splits = T.dynamic("splits") if splits_pages else cluster
+    # Columns of the result that a block of a cluster finishes.
+    width = head_dim // cluster
 
     @T.prim_func
     def function(
@@ -73,7 +82,7 @@ def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, b
         group_size: T.int32,
         scale: T.float32,
     ):
-        with T.Kernel(num_kv_heads, batch, splits, threads=THREADS) as (kv_head, sequence, share):
+        with T.Kernel(splits, num_kv_heads, batch, threads=THREADS, cluster_dims=cluster) as (share, kv_head, sequence):
             q_tile = T.alloc_shared((ROWS, head_dim), tile)
             k_tiles = T.alloc_shared((stages, PAGE_SIZE, head_dim), tile)
             v_tiles = T.alloc_shared((stages, PAGE_SIZE, head_dim), tile)
@@ -81,6 +90,11 @@ def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, b
             sums = T.view(k_tiles, (stages * PAGE_SIZE // 2, head_dim), F32)
             peaks = T.alloc_shared((WARPS, ROWS), F32)
             totals = T.alloc_shared((WARPS, ROWS), F32)
+            if cluster > 1:
+                # Of every block a piece of each row: some columns of its sum, its maximum and its total.
+                sent = T.alloc_shared((cluster, ROWS, width + MERGE_LANES), F32)
+                received = T.alloc_shared((cluster, ROWS, width + MERGE_LANES), F32)
+                arrived = T.alloc_cluster_barrier([cluster])
             k_full = T.alloc_barrier([1] * stages)
             v_full = T.alloc_barrier([1] * stages)
             k_free = T.alloc_barrier([WARPS] * stages)
@@ -138,7 +152,9 @@ def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, b
                         ends = T.alloc_local((2,), F32)
                         if row < group_size:
                             merge_warps(value, ends, sums, peaks, totals, row, column)
-                            if splits_pages:
+                            if cluster > 1:
+                                put_piece(value, ends, sent, row, column, width)
+                            elif splits_pages:
                                 for j in T.vectorized(MERGE_LANES):
                                     partial_output[sequence, query_head, share, column + j] = value[j] / ends[1]
                                 if column == 0:
@@ -148,6 +164,17 @@ def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, b
                                     output[sequence, query_head, column + j] = T.cast(
                                         T.if_then_else(count > 0, value[j] / ends[1], 0.0), tile
                                     )
+                    if cluster > 1:
+                        exchange(sent, received, arrived, share, cluster)
+            if cluster > 1:
+                # Nothing more is sent to this block, so for all it needs the others may end.
+                T.sync_warp()
+                T.cluster_arrive()
+                if thread < CONSUMERS:
+                    finish(output, received, sequence, kv_head, group_size, share, width, pages)
+                # A block's memory stays until what it sent has left it.
+                T.sync_warp()
+                T.cluster_wait()
         if splits_pages:
             with T.Kernel(num_q_heads, batch, threads=MERGE_THREADS) as (head, sequence):
                 merge(partial_output, partial_lse, output, kv_len, head, sequence, splits, max_pages, head_dim)
@@ -168,7 +195,11 @@ def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, b
             "partial_lse": Tensor(("batch", "num_q_heads", "splits"), "read_write", "workspace"),
         },
         attributes={"scale": "f32"},
-        constants={"page_size": PAGE_SIZE, "head_dim": head_dim},
+        constants={
+            "page_size": PAGE_SIZE,
+            "head_dim": head_dim,
+            **({} if splits_pages else {"splits": cluster}),
+        },
         pass_configs=PASS_CONFIGS,
     )
 
@@ -381,6 +412,69 @@ def merge_warps(value, ends, sums, peaks, totals, row, column):
             part[j] = sums[warp * ROWS + row, column + j]
         for j in T.unroll(MERGE_LANES):
             value[j] += weight * part[j]
+
+
+@T.macro
+def put_piece(value, ends, sent, row, column, width):
+    """Lay out some elements of a row for the block that finishes their columns; each has the row's ends beside them."""
+    to, within = column // width, column % width
+    for j in T.vectorized(MERGE_LANES):
+        sent[to, row, within + j] = value[j]
+    if within == 0:
+        for j in T.vectorized(2):
+            sent[to, row, width + j] = ends[j]
+
+
+@T.macro
+def exchange(sent, received, arrived, share, cluster):
+    """Send every block of the cluster its columns, and wait for those of this one from all."""
+    T.fence_proxy_async()
+    T.sync_threads(ALL_CONSUMERS, CONSUMERS)
+    for other in T.unroll(cluster):
+        T.copy_cluster(
+            sent[other, 0:ROWS, 0 : sent.shape[2]],
+            received[share, 0:ROWS, 0 : received.shape[2]],
+            dst_block=other,
+            remote_barrier=arrived[0],
+        )
+    T.barrier_wait(arrived[0], 0)
+
+
+@T.macro
+def finish(output, received, sequence, kv_head, group_size, share, width, pages):
+    """Merge the pieces of all blocks in their order; no key gives zeros.
+
+    A block without keys has the lowest maximum, and so no weight beside one that has.
+    """
+    cluster = received.shape[0]
+    units = ROWS * width // MERGE_LANES
+    for turn in T.unroll(-(-units // CONSUMERS)):
+        unit = turn * CONSUMERS + T.get_thread_binding()
+        row, column = unit // (width // MERGE_LANES), unit % (width // MERGE_LANES) * MERGE_LANES
+        piece = T.alloc_local((MERGE_LANES,), F32)
+        ends = T.alloc_local((cluster, 2), F32)
+        value = T.alloc_local((MERGE_LANES,), F32)
+        if row < group_size:
+            for other in T.unroll(cluster):
+                for j in T.vectorized(2):
+                    ends[other, j] = received[other, row, width + j]
+            highest = T.alloc_var(F32, init=ends[0, 0])
+            for other in T.unroll(cluster - 1):
+                highest = T.max(highest, ends[other + 1, 0])
+            total = T.alloc_var(F32, init=0.0)
+            for j in T.unroll(MERGE_LANES):
+                value[j] = 0.0
+            for other in T.unroll(cluster):
+                weight = T.alloc_var(F32, init=T.exp2(ends[other, 0] - highest))
+                total += weight * ends[other, 1]
+                for j in T.vectorized(MERGE_LANES):
+                    piece[j] = received[other, row, column + j]
+                for j in T.unroll(MERGE_LANES):
+                    value[j] += weight * piece[j]
+            for j in T.vectorized(MERGE_LANES):
+                output[sequence, kv_head * group_size + row, share * width + column + j] = T.cast(
+                    T.if_then_else(pages > 0, value[j] / total, 0.0), output.dtype
+                )
 
 
 @T.macro
