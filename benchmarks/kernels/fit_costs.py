@@ -8,19 +8,21 @@ Prints a `[[select]]` table for each set of properties, to put into `kernels/til
 of those of `gemm.dense`, and how good the choice by these costs is. A schedule with tiles of `rows` by `columns`, each
 cut into `splits` along k, takes on 132 multiprocessors
 
-    waves  = ceil_div(ceil_div(m, rows) * ceil_div(n, columns) * splits, 132)
+    tiles  = ceil_div(m, rows) * ceil_div(n, columns) * splits
+    waves  = ceil_div(tiles, 132), or max(tiles, 132) / 132 where a multiprocessor has room for several blocks
     slices = ceil_div(ceil_div(k, 64), splits)
     time   = max(bytes of the weights / 4.2 TB/s, a + waves * (b + c * slices) + d * bytes of the partial sums)
 
 with a, b, c and d not below 0, by least squares of relative errors over what was measured of the schedule; d is 0
-without splits. Regret is the time of the schedule that the costs choose over that of the fastest, among those that
-were timed; where the costs would rather have another, that is said. Costs that were fitted without a model, and choose
-for it, show what to expect of models that were not timed.
+without splits. Every range of rows is fitted by itself. Regret is the time of the schedule that the costs choose over
+that of the fastest, among those that were timed; where the costs would rather have another, that is said. Costs that
+were fitted without a model, and choose for it, show what to expect of models that were not timed.
 """
 
 import argparse
 import itertools
 import json
+import math
 import statistics
 import sys
 from collections import defaultdict
@@ -36,14 +38,16 @@ from device_check.artifact import Artifact, load_all, value  # noqa: E402
 
 ARTIFACTS = ROOT / "crates/oxide-infer-cuda/artifacts/sm_90a"
 MULTIPROCESSORS = 132
+# Bytes of shared memory that a multiprocessor has, and that a block takes beside its own.
+MEMORY_OF_MULTIPROCESSOR, MEMORY_OF_BLOCK = 228 << 10, 1 << 10
 # Columns of k that a tile takes at a time.
 SLICE = 64
 # Bytes of a nanosecond: the rate at which weights come from memory at best; 4.8 by the data sheet.
 MEMORY_RATE = 4.2
-# Rows up to which the schedules for few rows alone are timed, and have a rule of their own.
-FEW_ROWS = 16
 # The largest value of a dimension in a rule.
 UNLIMITED = 2**31 - 1
+# Rows that have rules, and a fit, of their own: what bounds a schedule differs between them.
+RANGES = ((1, 16), (17, 64), (65, UNLIMITED))
 # Of an element of the partial sums.
 SUM_BYTES = 4
 # What a pivot has left of its diagonal element when equations depend on each other.
@@ -63,6 +67,8 @@ class Schedule:
     rows: int
     columns: int
     splits: int
+    # Whether blocks share a multiprocessor, so that one with more than its share of them takes no whole turn more.
+    shares: bool
     # Bytes of the weights that an element of [n, k] stands for.
     weight_bytes: int
 
@@ -74,6 +80,8 @@ class Schedule:
             for parameter in artifact.manifest["launches"][0]["parameters"]
             if parameter["kind"] == "tensor_map" and parameter["operand"] == "weight"
         }
+        launch = artifact.manifest["launches"][0]
+        memory = launch["dynamic_shared_memory"] + launch["resources"]["static_shared_memory"] + MEMORY_OF_BLOCK
         weights_of_column, _ = artifact.shape("weight", {"m": 1, "n": 1, "k": 1})
         return cls(
             name=artifact.name,
@@ -83,14 +91,15 @@ class Schedule:
             rows=artifact.schedule["block_m"],
             columns=columns,
             splits=artifact.schedule.get("splits", 1),
+            shares=2 * memory <= MEMORY_OF_MULTIPROCESSOR,
             weight_bytes=2 * weights_of_column,
         )
 
     @property
-    def waves(self) -> str:
-        """How many tiles a multiprocessor does, the busiest, as an expression."""
+    def tiles(self) -> str:
+        """How many blocks' work there is, as an expression."""
         splits = f" * {self.splits}" if self.splits > 1 else ""
-        return f"ceil_div(ceil_div(m, {self.rows}) * ceil_div(n, {self.columns}){splits}, {MULTIPROCESSORS})"
+        return f"ceil_div(m, {self.rows}) * ceil_div(n, {self.columns}){splits}"
 
     @property
     def slices(self) -> str:
@@ -105,7 +114,8 @@ class Schedule:
 
     def features(self, shape: Shape) -> list[float]:
         """What a, b, c and d are multiplied with."""
-        waves, slices = (value(expression, shape) for expression in (self.waves, self.slices))
+        tiles, slices = (value(expression, shape) for expression in (self.tiles, self.slices))
+        waves = max(tiles / MULTIPROCESSORS, 1.0) if self.shares else math.ceil(tiles / MULTIPROCESSORS)
         megabytes = self.splits * SUM_BYTES * shape["m"] * shape["n"] / 1e6 if self.splits > 1 else 0.0
         return [1.0, waves, waves * slices, megabytes]
 
@@ -116,7 +126,10 @@ class Schedule:
         d = round(coefficients[3] * self.splits * SUM_BYTES)
         of_wave = f"({b} + {c} * {self.slices})" if b else f"{c} * {self.slices}"
         terms = [str(a)] if a else []
-        terms += [f"{self.waves} * {of_wave}"]
+        if self.shares:
+            terms += [f"max({self.tiles}, {MULTIPROCESSORS}) * {of_wave} / {MULTIPROCESSORS}"]
+        else:
+            terms += [f"ceil_div({self.tiles}, {MULTIPROCESSORS}) * {of_wave}"]
         terms += [f"m * n / 1000 * {d} / 1000"] if d else []
         return f"max({self.floor}, {' + '.join(terms)})"
 
@@ -147,7 +160,8 @@ class Outcome:
         return self.product.times[self.chosen] / self.product.times[self.fastest]
 
 
-Costs = Mapping[Schedule, str]
+# The costs of the schedules that were timed with rows of a range.
+Costs = Mapping[tuple[int, int], Mapping[Schedule, str]]
 
 
 def main() -> int:
@@ -162,15 +176,15 @@ def main() -> int:
         print(f"{options.record} has no times of products of these artifacts", file=sys.stderr)
         return 1
     costs = fit(products)
-    for line in (
-        *tables(costs, for_few(products)),
-        *report("fitted to all", choices(costs, products)),
-        *held_out(products),
-    ):
+    outcomes = choices(costs, products)
+    for line in (*tables(costs), *report("fitted to all", outcomes), *held_out(products)):
         print(line)
-    named = {schedule.name for schedule in costs}
+    timed = {schedule for of_range in costs.values() for schedule in of_range}
+    for schedule in sorted(timed - {outcome.chosen for outcome in outcomes}, key=lambda schedule: schedule.name):
+        print(f"# never chosen: {schedule.name}")
+    names, contracts = {schedule.name for schedule in timed}, {schedule.contract for schedule in timed}
     for artifact in artifacts:
-        if artifact.manifest["contract"] in {schedule.contract for schedule in costs} and artifact.name not in named:
+        if artifact.manifest["contract"] in contracts and artifact.name not in names:
             print(f"# not timed, so without a cost: {artifact.name}")
     return 0
 
@@ -191,7 +205,17 @@ def read(rows: Iterable[Mapping[str, Any]], artifacts: Iterable[Artifact]) -> li
     return found
 
 
-def fit(products: Iterable[Product]) -> Costs:
+def fit(products: Sequence[Product]) -> Costs:
+    """The costs of every range of rows."""
+    return {rows: fit_range([product for product in products if inside(product, rows)]) for rows in RANGES}
+
+
+def inside(product: Product, rows: tuple[int, int]) -> bool:
+    """Whether the product has a number of rows of a range."""
+    return rows[0] <= product.shape["m"] <= rows[1]
+
+
+def fit_range(products: Iterable[Product]) -> Mapping[Schedule, str]:
     """The cost of every schedule that was timed; one of the same tiles with and without a bias is fitted once."""
     samples: dict[tuple, list[list[float]]] = defaultdict(list)
     schedules: dict[Schedule, tuple] = {}
@@ -202,12 +226,6 @@ def fit(products: Iterable[Product]) -> Costs:
             samples[key].append([x / nanoseconds for x in schedule.features(product.shape)])
     coefficients = {key: least_squares(rows) for key, rows in samples.items()}
     return {schedule: schedule.cost(coefficients[key]) for schedule, key in schedules.items()}
-
-
-def for_few(products: Iterable[Product]) -> set[str]:
-    """Names of the schedules that were timed with few rows."""
-    few = (product for product in products if product.shape["m"] <= FEW_ROWS)
-    return {schedule.name for product in few for schedule in product.times}
 
 
 def least_squares(rows: Sequence[Sequence[float]]) -> list[float]:
@@ -250,14 +268,12 @@ def solve(matrix: Sequence[Sequence[float]], right: Sequence[float]) -> list[flo
 
 def choices(costs: Costs, products: Iterable[Product]) -> list[Outcome]:
     """What the costs choose, by the expressions as a plan evaluates them."""
-    found, products = [], list(products)
-    few = for_few(products)
+    found = []
     for product in products:
         properties = next(iter(product.times)).properties
-        alike = sorted((s for s in costs if s.properties == properties), key=lambda schedule: schedule.algorithm)
-        if few and product.shape["m"] <= FEW_ROWS:
-            alike = [schedule for schedule in alike if schedule.name in few]
-        predicted = {schedule: value(costs[schedule], product.shape) for schedule in alike}
+        of_range = next(of_range for rows, of_range in costs.items() if inside(product, rows))
+        alike = sorted((s for s in of_range if s.properties == properties), key=lambda schedule: schedule.algorithm)
+        predicted = {schedule: value(of_range[schedule], product.shape) for schedule in alike}
         timed = [schedule for schedule in alike if schedule in product.times]
         if timed:
             preferred, chosen = min(alike, key=predicted.get), min(timed, key=predicted.get)
@@ -276,13 +292,12 @@ def held_out(products: Sequence[Product]) -> Iterable[str]:
             yield summary(f"{model}, fitted to the others", outcomes)
 
 
-def tables(costs: Costs, few: set[str]) -> Iterable[str]:
-    """The rules as the profile has them, for each set of properties: with few rows and with more."""
+def tables(costs: Costs) -> Iterable[str]:
+    """The rules as the profile has them, for each set of properties and range of rows."""
     groups: dict[tuple, dict[str, str]] = defaultdict(dict)
-    for schedule, cost in costs.items():
-        for rows in ((1, FEW_ROWS), (FEW_ROWS + 1, UNLIMITED)) if few else ((1, UNLIMITED),):
-            if rows[1] > FEW_ROWS or schedule.name in few:
-                groups[schedule.contract, schedule.properties, rows][schedule.algorithm] = cost
+    for rows, of_range in costs.items():
+        for schedule, cost in of_range.items():
+            groups[schedule.contract, schedule.properties, rows][schedule.algorithm] = cost
     for (contract, properties, (first, last)), of_algorithm in sorted(groups.items()):
         yield "[[select]]"
         yield f'contract = "{contract}"'

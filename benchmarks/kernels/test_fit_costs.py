@@ -16,9 +16,11 @@ from oxide_tile.profile import Table, rules_of  # noqa: E402
 SHAPES = [(m, n, k) for m in (16, 64, 200, 512, 4096) for n, k in ((2048, 1536), (4608, 3584), (18944, 3584))]
 
 
-def schedule(algorithm: str, rows: int, columns: int, splits: int = 1, weight_bytes: int = 2) -> Schedule:
+def schedule(
+    algorithm: str, rows: int, columns: int, splits: int = 1, weight_bytes: int = 2, *, shares: bool = False
+) -> Schedule:
     properties = (("bias", "absent"), ("residual", "present"))
-    return Schedule(algorithm, "gemm.dense", properties, algorithm, rows, columns, splits, weight_bytes)
+    return Schedule(algorithm, "gemm.dense", properties, algorithm, rows, columns, splits, shares, weight_bytes)
 
 
 def shape(m: int, n: int, k: int) -> dict[str, int]:
@@ -30,6 +32,10 @@ def test_the_terms_of_a_cost_are_waves_slices_and_partial_sums():
     assert schedule("a", 128, 128, 5).features(shape(200, 2048, 1536)) == [1, 2, 10, 8.192]
     # 2 * 8 tiles: 1 wave of 24 slices.
     assert schedule("a", 128, 256).features(shape(200, 2048, 1536)) == [1, 1, 24, 0]
+    # 1 * 165 blocks that share multiprocessors are 1.25 waves; 2 of 64 columns, less than one, are one.
+    several = schedule("a", 8, 64, shares=True)
+    assert several.features(shape(8, 165 * 64, 128)) == [1, 1.25, 2.5, 0]
+    assert several.features(shape(8, 128, 128)) == [1, 1, 2, 0]
 
 
 def test_a_cost_is_an_expression_of_whole_nanoseconds():
@@ -43,6 +49,9 @@ def test_a_cost_is_an_expression_of_whole_nanoseconds():
     assert value(text, shape(1, 8960, 1536)) == 13_107
     # 33 * 140 tiles: 35 waves.
     assert value(text, shape(4200, 8960, 1536)) == 1000 + 35 * 920
+    several = schedule("a", 8, 64, shares=True).cost([500.0, 0.0, 200.0, 0.0])
+    # 1 * 165 blocks of 2 slices: 500 + 165 * 200 * 2 / 132; the weights take less.
+    assert value(several, shape(8, 165 * 64, 128)) == 1000
     shared = schedule("a", 128, 128, 2).cost([0.0, 0.0, 300.0, 250.0])
     # 2 * 16 * 2 tiles of 12 slices: 3,600; 200 * 2048 elements of 8 bytes at 250 ns a megabyte: 819.
     assert value(shared, shape(200, 2048, 1536)) == 3600 + 818
@@ -54,7 +63,7 @@ def test_coefficients_come_back_from_times_made_of_them(splits: int):
     coefficients = [2000.0, 700.0, 350.0, 220.0 if splits > 1 else 0.0]
     exact = [sum(c * x for c, x in zip(coefficients, made.features(shape(*at)), strict=True)) for at in SHAPES]
     products = [Product("p", "m", shape(*at), {made: time}) for at, time in zip(SHAPES, exact, strict=True)]
-    assert fit_costs.fit(products) == {made: made.cost(coefficients)}
+    assert fit_costs.fit_range(products) == {made: made.cost(coefficients)}
 
 
 def test_coefficients_below_0_are_not_admitted():
@@ -69,7 +78,7 @@ def test_features_that_depend_on_each_other_leave_one_out():
 
 def test_regret_is_the_chosen_over_the_fastest_and_untimed_preferences_are_told():
     small, large, other = schedule("small", 64, 64), schedule("large", 128, 128), schedule("other", 8, 64)
-    costs = {small: "m * 10", large: "500", other: "n"}
+    costs = {(1, 59): {small: "m * 10", large: "500"}, (60, 99): {small: "m * 10", large: "500", other: "n"}}
     products = [
         Product("p", "a", shape(40, 999, 1), {small: 3e3, large: 2e3}),
         Product("p", "a", shape(60, 999, 1), {small: 3e3, large: 2e3}),
@@ -91,7 +100,8 @@ def test_regret_is_the_chosen_over_the_fastest_and_untimed_preferences_are_told(
 def manifest(name: str, activation: str, columns: int, weights: str) -> Artifact:
     maps = [{"kind": "tensor_map", "operand": "weight", "box": [64, columns]}]
     facts = {"name": name, "contract": "gemm.dense", "algorithm": name.rpartition(".")[2]}
-    facts |= {"properties": {"activation": activation}, "launches": [{"parameters": maps}]}
+    launch = {"parameters": maps, "dynamic_shared_memory": 115 << 10, "resources": {"static_shared_memory": 1 << 10}}
+    facts |= {"properties": {"activation": activation}, "launches": [launch]}
     facts |= {"operands": [{"name": "weight", "shape": [weights, "k"]}], "source": {"schedule": {"block_m": 64}}}
     return Artifact(Path(), facts)
 
@@ -103,18 +113,18 @@ def test_a_record_becomes_rules_that_the_profile_reads():
     times = {artifact.name: {"median": 20.0 + at} for at, artifact in enumerate(artifacts)}
     products = fit_costs.read([{"what": "decode"}, {**row, "ours": times}, {**row, "m": 999, "ours": times}], artifacts)
     assert [[s.name for s in product.times] for product in products] == [["x.tile_a", "x.tile_b"], ["y.tile_a"]] * 2
-    assert {s.weight_bytes for s in products[0].times} == {4}
-    few = fit_costs.read([{**row, "m": 8, "ours": {"x.tile_a": {"median": 19.0}}}], artifacts)
-    products += few
-    assert fit_costs.for_few(products) == {"x.tile_a"}
-    printed = fit_costs.tables(fit_costs.fit(products), fit_costs.for_few(products))
+    assert {(s.weight_bytes, s.shares) for s in products[0].times} == {(4, False)}
+    products += fit_costs.read([{**row, "m": 8, "ours": {"x.tile_a": {"median": 19.0}}}], artifacts)
+    printed = fit_costs.tables(fit_costs.fit(products))
     rules = [
         rule for table in tomllib.loads("\n".join(printed))["select"] for rule in rules_of(Table(table, "printed"))
     ]
     assert [(rule.properties["activation"], rule.when["m"], sorted(rule.choice.algorithms())) for rule in rules] == [
-        ("none", (17, 2**31 - 1), ["tile_a"]),
+        ("none", (17, 64), ["tile_a"]),
+        ("none", (65, 2**31 - 1), ["tile_a"]),
         ("swiglu", (1, 16), ["tile_a"]),
-        ("swiglu", (17, 2**31 - 1), ["tile_a", "tile_b"]),
+        ("swiglu", (17, 64), ["tile_a", "tile_b"]),
+        ("swiglu", (65, 2**31 - 1), ["tile_a", "tile_b"]),
     ]
     with pytest.raises(SystemExit, match="times z, which is not among the artifacts"):
         fit_costs.read([{**row, "ours": {"z": {"median": 1.0}}}], artifacts)

@@ -84,6 +84,8 @@ class Artifact:
 
     def check(self, dimensions: Dimensions) -> None:
         """Refuse dimensions outside the artifact's domain, and launches outside the machine's limits."""
+        if missing := self.manifest["dimensions"].keys() - dimensions.keys():
+            raise ValueError(f"{self.name}: no {', '.join(sorted(missing))}")
         for name, domain in self.manifest["dimensions"].items():
             contains(f"{self.name}: {name}", dimensions[name], domain)
         for condition in self.manifest["conditions"]:
