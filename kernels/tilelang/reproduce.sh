@@ -5,7 +5,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 committed=$here/../../crates/oxide-infer-cuda/artifacts/sm_90a
-[ $# -gt 0 ] || set -- rms_norm.bf16.up_to_256 dense_small.bf16.bf16.none.m8_64x128
+[ $# -gt 0 ] || set -- rms_norm.bf16.up_to_256 dense_small.bf16.bf16.none.m8_64x128_s6
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/copy of the sources"

@@ -68,13 +68,9 @@ def product(artifact: Artifact, shape: Shape) -> Case:
 
 
 def stream(artifact: Artifact, shape: Shape) -> Case:
-    """A product of one row, of the residual stream or onto it."""
+    """A product of one row of the residual stream."""
     epilogue, n, k = artifact.variant["epilogue"], shape["n"], shape["k"]
     inputs = {"weight": randn(2 * n if epilogue == "norm_swiglu" else n, k, scale=k**-0.5)}
-    if epilogue == "residual":
-        inputs |= {"input": randn(1, k), "residual": randn(1, n, dtype=torch.float32)}
-        out = inputs["input"].float() @ inputs["weight"].float().t() + inputs["residual"]
-        return Case(inputs, {"output": out})
     inputs |= {"input": randn(1, k, dtype=torch.float32, scale=3.0), "norm_weight": randn(k)}
     out = normed_product(inputs)
     if epilogue == "norm_swiglu":
@@ -260,7 +256,6 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "normalization.rms_norm": norm,
     "normalization.add_rms_norm": norm,
     "gemm.dense_small": product,
-    "gemm.dense_split_k": product,
     "prefill_gemm.dense": product,
     "decode_gemm.streamed": stream,
     "decode_gemm.projected": projection,

@@ -49,7 +49,6 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "normalization.rms_norm": rows_of_norm,
         "normalization.add_rms_norm": rows_of_norm,
         "gemm.dense_small": products,
-        "gemm.dense_split_k": products,
         "prefill_gemm.dense": products,
         "decode_gemm.streamed": streams,
         "decode_gemm.projected": projections,

@@ -152,7 +152,7 @@ def of_projection(modules: Mapping[str, Module], projection: str, epilogue: str)
     variant = {"epilogue": epilogue}
     if epilogue == "none":
         variant["output_dtype"] = "f32" if projection == "lm_head" else "bf16"
-    return by_kernel(modules, "gemm.dense_small", "gemm.dense_split_k", "prefill_gemm.dense", **variant)
+    return by_kernel(modules, "gemm.dense_small", "prefill_gemm.dense", **variant)
 
 
 def product_operands(artifact: Artifact, shape: Shape) -> list[dict[str, torch.Tensor]]:

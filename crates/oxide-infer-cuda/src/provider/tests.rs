@@ -34,11 +34,11 @@ fn every_artifact_of_a_contract_is_listed_and_those_that_do_not_serve_say_why() 
     let tile = of(&candidates, Provider::OxideTile);
     assert_eq!(tile.len(), of_contract);
     let ready: Vec<_> = tile.iter().filter(|c| c.state == Candidacy::Ready).collect();
-    assert!(ready.iter().any(|c| c.implementation == "dense_small.bf16.bf16.none.m8_64x128"), "{ready:?}");
+    assert!(ready.iter().any(|c| c.implementation == "dense_small.bf16.bf16.none.m8_64x128_s6"), "{ready:?}");
     assert!(ready.len() < of_contract);
     assert_eq!(candidates[0].state, Candidacy::Ready, "those that can be planned come first");
-    let biased = tile.iter().find(|c| c.implementation == "dense_small.bf16.bf16.bias.m8_64x128").unwrap();
-    let why = "not admitted: dense_small.bf16.bf16.bias.m8_64x128 has bias=bf16, asked for absent";
+    let biased = tile.iter().find(|c| c.implementation == "dense_small.bf16.bf16.bias.m8_64x128_s6").unwrap();
+    let why = "not admitted: dense_small.bf16.bf16.bias.m8_64x128_s6 has bias=bf16, asked for absent";
     assert_eq!(biased.state.to_string(), why);
     assert_eq!(driver.live_handles(), handles, "listing loads nothing");
 }
@@ -48,7 +48,7 @@ fn a_spec_alone_is_told_which_sizes_it_lacks() {
     let (_, cuda) = cuda();
     let candidates = cuda.candidates(&product(2048, 1536));
     let small =
-        candidates.iter().find(|c| c.implementation == "dense_small.bf16.bf16.none.m8_64x128").unwrap();
+        candidates.iter().find(|c| c.implementation == "dense_small.bf16.bf16.none.m8_64x128_s6").unwrap();
     let state = small.state.to_string();
     assert!(state.contains("m must be") && state.contains("got nothing"), "{state}");
 }
@@ -107,11 +107,11 @@ fn a_plan_by_name_is_refused_rather_than_replaced() {
     let request = Request::from(&product(2044, 1536)).dimension("m", 9);
     let handles = driver.live_handles();
     let mut refused = |provider, algorithm: &str| cuda.plan(&request, provider, algorithm).err().unwrap();
-    let error = refused(Provider::OxideTile, "m8_64x128");
+    let error = refused(Provider::OxideTile, "m8_64x128_s6");
     assert!(matches!(&error, PlanError::NotAdmitted { why, .. } if why.contains("n must be")), "{error}");
     let error = refused(Provider::OxideTile, "fastest");
     assert!(
-        matches!(&error, PlanError::UnknownAlgorithm { known, .. } if known.iter().any(|name| name == "m8_64x128")),
+        matches!(&error, PlanError::UnknownAlgorithm { known, .. } if known.iter().any(|name| name == "m8_64x128_s6")),
         "{error}"
     );
     let error = refused(Provider::OxideNative, "gemv").to_string();
@@ -125,8 +125,8 @@ fn a_plan_by_name_is_refused_rather_than_replaced() {
 fn what_was_planned_by_name_is_what_is_bound_and_enqueued() {
     let (driver, mut cuda) = cuda();
     let request = Request::from(&product(128, 64)).dimension("m", 8);
-    let plan = cuda.plan(&request, Provider::OxideTile, "m8_64x128").unwrap();
-    assert_eq!(plan.algorithm().to_string(), "oxide_tile/m8_64x128");
+    let plan = cuda.plan(&request, Provider::OxideTile, "m8_64x128_s6").unwrap();
+    assert_eq!(plan.algorithm().to_string(), "oxide_tile/m8_64x128_s6");
     assert_eq!(plan.workspaces().unwrap(), []);
     let context = cuda.context().clone();
     let region = |len| Region::<bf16>::allocate(&context, len).unwrap();

@@ -232,7 +232,7 @@ fn values_outside_domain_or_machine_are_refused() {
     let error = product.resolve(&dimensions(&[("m", 1), ("n", 1541), ("k", 8)])).unwrap_err();
     let expected = "dense.bf16.bf16.none.tile_128x256: n must be 8..=1073741823 in steps of 8, got 1541";
     assert_eq!(error.to_string(), expected);
-    let few = artifact("dense_small.bf16.bf16.none.m8_64x128").manifest();
+    let few = artifact("dense_small.bf16.bf16.none.m8_64x128_s6").manifest();
     let rows = few.resolve(&dimensions(&[("m", 65_536 * 8), ("n", 8), ("k", 8)])).unwrap_err();
     assert!(matches!(rows, ResolveError::Limit { value: 65_536, max: 65_535, .. }), "{rows}");
     // 2^20 tiles of 2^11 slices.

@@ -1,16 +1,15 @@
 //! Fewer operators for a decode step of one row: what stands around a product is computed with it.
 //!
 //! At one row a step is as long as reading the weights takes, plus what every launch adds. Kernels of one row leave no operator
-//! that only norms, turns or appends, and, if launched early, read weights before the operator ahead has ended. At more rows
-//! they lose to the plain ones (measured, see `docs/artifacts.md`), so every other class has the operators as they were
-//! lowered.
+//! that only norms, turns or appends. At more rows they lose to the plain ones (measured, see `docs/artifacts.md`), so every
+//! other class has the operators as they were lowered.
 
 #[cfg(test)]
 mod tests;
 mod tiles;
 
 use super::classes::StepClass;
-use super::lower::{Activation, CudaOperator, Norm, Residual};
+use super::lower::{Activation, CudaOperator, Norm};
 use super::plan::{Requests, dense_request, with};
 use crate::model::{Matrix, Vector};
 use oxide_infer::DType;
@@ -28,7 +27,7 @@ pub(super) struct Step<'a> {
     pub(super) logits: Option<Request>,
 }
 
-/// Several operators in one, over the one row of a step; or an operator that needs to know that there is but one.
+/// Several operators in one, over the one row of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Fused {
     /// `Rotated = rope(query)` of heads projected from `rms_norm(Hidden)`, keys and values into their pages.
@@ -40,8 +39,6 @@ pub(super) enum Fused {
     },
     /// `Activated = silu(normed · gateᵀ) · (normed · upᵀ)`, `normed = rms_norm(Hidden)`
     SwiGlu { norm: Norm, gate: Matrix, up: Matrix },
-    /// `Hidden = Hidden + input · weightᵀ`
-    Residual { input: Activation, weight: Matrix },
 }
 
 impl Fused {
@@ -50,8 +47,6 @@ impl Fused {
         match self {
             Self::Projection { .. } => "query, key and value projection",
             Self::SwiGlu { .. } => "gate and up projection",
-            Self::Residual { input: Activation::Attention, .. } => "attention output projection",
-            Self::Residual { .. } => "down projection",
         }
     }
 }
@@ -100,11 +95,6 @@ impl<'a> Requests<'a> {
                 let plain = dense_request(1, &[*gate], DType::BF16, &[("activation", "swiglu")]);
                 normed(self.tiled(plain, gate.rows, tiles::PAIRS))
             }
-            Fused::Residual { weight, .. } => {
-                let epilogue = [("bias", "absent"), ("residual", "present")];
-                let plain = dense_request(1, &[*weight], Activation::Hidden.dtype(), &epilogue);
-                self.tiled(plain, weight.rows, tiles::ROWS)
-            }
         }
     }
 
@@ -145,10 +135,6 @@ fn first_fused(operators: &[CudaOperator]) -> Option<(Fused, usize)> {
         ] => Some((Fused::Projection { norm: *norm, weights: weights.clone(), bias: bias.clone() }, 3)),
         [O::RmsNorm(norm), O::DenseSwiGlu { gate, up }, ..] => {
             Some((Fused::SwiGlu { norm: *norm, gate: *gate, up: *up }, 2))
-        }
-        [O::Dense { input, weights, bias: None, residual: Residual::Present, .. }, ..] => {
-            let [weight] = weights[..] else { return None };
-            Some((Fused::Residual { input: *input, weight }, 1))
         }
         _ => None,
     }

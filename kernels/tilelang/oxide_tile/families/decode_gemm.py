@@ -4,7 +4,7 @@ A warp copies tiles of weight rows into a ring of stages as soon as its block is
 ended; the other warps wait for that, take in the token, and share the k of every stage. Blocks take turns at tiles, so
 that `tile_rows` and `blocks` can be chosen to give each multiprocessor as many bytes as the next.
 
-With a norm the token is the residual stream. It is weighted and rounded to the weights' type on its way in; what scales
+The token is the residual stream. It is weighted and rounded to the weights' type on its way in; what scales
 it, one over its root mean square, scales the sums.
 """
 
@@ -27,15 +27,15 @@ from oxide_tile.families.common import (
 )
 from oxide_tile.families.common import part as part_of
 
-EPILOGUES = ("residual", "norm", "norm_swiglu")
+EPILOGUES = ("norm", "norm_swiglu")
 WARP = 32
 # A tensor core's tile of weights: 16 rows, 16 of k. Of its 8 tokens all are the one.
 ROWS, STEP = 16, 16
 HALF = ROWS // 2
 # Between rows in shared memory, so that 8 rows lie in 8 different groups of banks.
 PAD = 8
-# Elements that a thread loads at once of the residual stream, and of plain input.
-F32_LANES, TILE_LANES = 4, 8
+# Elements that a thread loads at once of the residual stream.
+F32_LANES = 4
 LOG2_E = 1.4426950408889634
 
 
@@ -54,17 +54,15 @@ def streamed(
         raise DefinitionError(f"no epilogue {epilogue}")
     check_schedule(capacity, chunk, warps)
     tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
-    normed, gated, adds = epilogue != "residual", epilogue == "norm_swiglu", epilogue == "residual"
-    consumers, lanes = warps * WARP, F32_LANES if normed else TILE_LANES
+    gated, consumers = epilogue == "norm_swiglu", warps * WARP
     largest = HALF if gated else ROWS
     n, k, vectors = T.dynamic("n"), T.dynamic("k"), T.dynamic("vectors")
 
     @T.prim_func
     def function(
-        input: T.Tensor((1, vectors, lanes), F32 if normed else tile),
-        norm_weight: T.Tensor((vectors, lanes), tile),
+        input: T.Tensor((1, vectors, F32_LANES), F32),
+        norm_weight: T.Tensor((vectors, F32_LANES), tile),
         weight: T.Tensor((n * 2 if gated else n, k), tile),
-        residual: T.Tensor((1, n), F32),
         output: T.Tensor((1, n), out_tile),
         blocks: T.int32,
         tile_rows: T.int32,
@@ -102,27 +100,14 @@ def streamed(
             else:
                 scale = T.alloc_local((1,), F32)
                 pair = T.alloc_local((2,), F32)
-                side = T.alloc_local((2,), F32)
-                if normed:
-                    load_normed(
-                        input, norm_weight, token, squares, thread, vectors,
-                        -(-capacity // (F32_LANES * consumers)), consumers, tile,
-                    )  # fmt: skip
-                    T.sync_threads(1, consumers)
-                    scale_of(scale, squares, k, epsilon, warps)
-                else:
-                    load_plain(input, token, thread, vectors, consumers)
-                    T.sync_threads(1, consumers)
-                    scale[0] = 1.0
+                load_normed(
+                    input, norm_weight, token, squares, thread, vectors,
+                    -(-capacity // (F32_LANES * consumers)), consumers, tile,
+                )  # fmt: skip
+                T.sync_threads(1, consumers)
+                scale_of(scale, squares, k, epsilon, warps)
                 for turn in T.serial(turns):
                     first = T.alloc_var(I32, init=(block + turn * blocks) * tile_rows)
-                    # Loaded ahead, so that it is there when the sums are.
-                    for j in T.unroll(2):
-                        side[j] = 0.0
-                        if adds:
-                            if thread < HALF:
-                                if thread + j * HALF < tile_rows and first + thread + j * HALF < n:
-                                    side[j] = residual[0, first + thread + j * HALF]
                     multiply(ring, full, empty, at, token, sums, turn, thread, k, chunk, stages, warps, tile)
                     T.sync_threads(1, consumers)
                     if thread < HALF:
@@ -134,15 +119,13 @@ def streamed(
                         else:
                             for j in T.unroll(2):
                                 if thread + j * HALF < tile_rows and first + thread + j * HALF < n:
-                                    output[0, first + thread + j * HALF] = T.cast(pair[j] + side[j], out_tile)
+                                    output[0, first + thread + j * HALF] = T.cast(pair[j], out_tile)
 
-    properties = {"input": "f32" if normed else dtype, "weight": dtype, "output": output_dtype}
-    if normed:
-        properties["norm"] = "rms"
+    properties = {"input": "f32", "weight": dtype, "output": output_dtype, "norm": "rms"}
     if gated:
         properties["activation"] = "swiglu"
     else:
-        properties |= {"bias": "absent", "residual": "present" if adds else "absent"}
+        properties |= {"bias": "absent", "residual": "absent"}
     return Definition(
         contract="gemm.dense",
         function=function,
@@ -158,11 +141,10 @@ def streamed(
             "input": Tensor(("m", "k")),
             "norm_weight": Tensor(("k",)),
             "weight": Tensor((Name("n") * 2 if gated else "n", "k")),
-            "residual": Tensor(("m", "n")),
-            "output": Tensor(("m", "n"), "write", same_as="residual" if adds else None),
+            "output": Tensor(("m", "n"), "write"),
         },
-        derived={"vectors": part_of("k", lanes)},
-        attributes={"epsilon": "f32"} if normed else {},
+        derived={"vectors": part_of("k", F32_LANES)},
+        attributes={"epsilon": "f32"},
         pass_configs=PASS_CONFIGS,
     )
 
@@ -380,17 +362,6 @@ def stream_tile(ring, full, empty, at, weight, row, rows, lane, k, chunk, stages
                 0,
             )
         advance(at, stages)
-
-
-@T.macro
-def load_plain(input, token, thread, vectors, consumers):
-    """Wait for the kernel ahead, and take its output as it is."""
-    T.pdl_sync()
-    for i in T.serial(T.ceildiv(vectors, consumers)):
-        at = i * consumers + thread
-        if at < vectors:
-            for j in T.vectorized(TILE_LANES):
-                token[at * TILE_LANES + j] = input[0, at, j]
 
 
 @T.macro

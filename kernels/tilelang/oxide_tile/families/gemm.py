@@ -1,9 +1,15 @@
 """Matrix products of few rows with fused epilogues: `gemm.dense`, also with `activation.swiglu` of its result.
 
-`output[m, n] = input[m, k] . weight[n, k]^T` for few rows; `prefill_gemm` has the products of many. `dense_small` swaps
-the operands, so that weights fill the 64 rows that tensor cores need and a handful of tokens costs no padding;
-`dense_split_k` cuts k on top of that. m, n and k are symbolic. Every element of `output` is summed over k in an order
-that does not depend on m.
+`output[m, n] = input[m, k] . weight[n, k]^T` for few rows; `prefill_gemm` has the products of many. The operands are
+swapped, so that weights fill the 64 rows that tensor cores need and a handful of tokens costs no padding. One warp
+loads slices of k into a ring of shared memory, weights as soon as the block is placed, before the kernel ahead has
+ended; a warpgroup multiplies. Blocks are small enough for two or more to share a multiprocessor, so that the next
+kernel's weights are on their way while this one ends.
+
+Where that makes too few blocks to keep the memory busy, k is cut into ranges, one for each block of a cluster. Every
+block of the cluster adds up the sums of its part of the tile, in the order of k.
+
+m, n and k are symbolic. Every element of `output` is summed over k in an order that does not depend on m.
 """
 
 from dataclasses import replace
@@ -12,9 +18,20 @@ import tilelang.language as T
 
 from oxide_tile.definition import UNLIMITED, Definition, DefinitionError, Domain, Tensor
 from oxide_tile.expr import Name
-from oxide_tile.families.common import F32, TILE_DTYPES, overlap_predecessor, vector_lanes
+from oxide_tile.families.common import F32, I32, TILE_DTYPES, part, vector_lanes
 
 EPILOGUES = ("none", "bias", "residual", "swiglu")
+WARP, WARPGROUP = 32, 128
+# Rows of weights that tensor cores take at a time.
+ROWS = 64
+# Elements of a row that lie together in a shared tile: 128 bytes, as wide as the swizzle.
+SLAB = 64
+# Elements of a result that one thread stores.
+QUAD = 4
+# Between tokens in shared memory, so that a warp's sums lie in different banks.
+PAD = 4
+# Number of a named barrier; the compiler uses 3.
+ALL_CONSUMERS = 1
 
 
 def dense_small(
@@ -22,127 +39,178 @@ def dense_small(
     output_dtype: str,
     epilogue: str,
     block_m: int,
-    block_n: int,
     block_k: int,
     stages: int,
-    threads: int,
+    splits: int,
 ) -> Definition:
-    """Tiles of block_n weight rows by block_m tokens, for a number of tokens near block_m."""
+    """Tiles of 64 weight rows, or 32 of a gate and their 32 of up, by block_m tokens; k in `splits` ranges."""
     check_epilogue(epilogue)
-    tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
     gated = epilogue == "swiglu"
-    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+    if gated and splits > 1:
+        raise DefinitionError("a gate cannot be applied to parts of a sum")
+    tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
+    # Results of a tile, of them those that this block finishes, and the rows that its sums have in shared memory.
+    columns = ROWS // 2 if gated else ROWS
+    width = columns // splits
+    rows_of_part = ROWS // splits
+    units = block_m * width // QUAD
+    turns = -(-units // WARPGROUP)
+    added = epilogue in ("bias", "residual")
+    m, n, k, quads = T.dynamic("m"), T.dynamic("n"), T.dynamic("k"), T.dynamic("quads_of_row")
+
+    @T.macro
+    def load_weights(weight, weights, full, stage, column, at):
+        for slab in T.unroll(block_k // SLAB):
+            start, end, within = at + slab * SLAB, at + (slab + 1) * SLAB, slab * SLAB
+            T.tma_copy(
+                weight[column * columns : (column + 1) * columns, start:end],
+                weights[stage, 0:columns, within : within + SLAB],
+                barrier=full[stage],
+            )
+            if gated:
+                T.tma_copy(
+                    weight[n + column * columns : n + (column + 1) * columns, start:end],
+                    weights[stage, columns:ROWS, within : within + SLAB],
+                    barrier=full[stage],
+                )
+
+    @T.macro
+    def produce(input, weight, inputs, weights, full, free, column, row, first, count):
+        """Fill the ring; the first weights come before the predecessor has ended."""
+        early = T.alloc_var(I32, init=T.min(stages, count))
+        for step in T.serial(early):
+            load_weights(weight, weights, full, step, column, (first + step) * block_k)
+        T.pdl_sync()
+        for step in T.serial(count):
+            stage = step % stages
+            T.barrier_wait(free[stage], step // stages % 2 ^ 1)
+            if step >= early:
+                load_weights(weight, weights, full, stage, column, (first + step) * block_k)
+            T.tma_copy(
+                input[row * block_m : (row + 1) * block_m, (first + step) * block_k : (first + step + 1) * block_k],
+                inputs[stage, 0:block_m, 0:block_k],
+                barrier=full[stage],
+            )
+            # The thread that was elected to load has said how many bytes to expect.
+            T.sync_warp()
+            if T.get_thread_binding() == WARPGROUP:
+                T.barrier_arrive(full[stage])
+
+    @T.macro
+    def multiply(inputs, weights, full, free, sum_, count):
+        """The sums of this block's range of k, with the products of one slice in flight while the next begin."""
+        if count == 0:
+            T.clear(sum_)
+        for step in T.serial(count):
+            stage = step % stages
+            T.barrier_wait(full[stage], step // stages % 2)
+            T.wgmma_gemm(
+                weights[stage, 0:ROWS, 0:block_k],
+                inputs[stage, 0:block_m, 0:block_k],
+                sum_,
+                transpose_B=True,
+                policy=T.GemmWarpPolicy.FullRow,
+                clear_accum=step == 0,
+            )
+            if step > 0:
+                T.wait_wgmma(1)
+                if T.get_thread_binding() == 0:
+                    T.barrier_arrive(free[(step - 1) % stages])
+        T.wait_wgmma(0)
+        T.warpgroup_fence_operand(sum_, num_regs=ROWS * block_m // WARPGROUP)
+
+    @T.macro
+    def finish(parts, extra, output, column, row, share, at):
+        """Add up the ranges of k of this block's part of the tile, and store it."""
+        for turn in T.unroll(turns):
+            unit = turn * WARPGROUP + T.get_thread_binding()
+            token, quad = unit // (width // QUAD), unit % (width // QUAD)
+            total = T.alloc_local((QUAD,), F32)
+            if unit < units and row * block_m + token < m and at + quad < quads:
+                for lane in T.vectorized(QUAD):
+                    total[lane] = parts[0, token, quad * QUAD + lane]
+                if gated:
+                    for lane in T.unroll(QUAD):
+                        total[lane] = silu(total[lane]) * parts[0, token, columns + quad * QUAD + lane]
+                for later in T.unroll(splits - 1):
+                    for lane in T.vectorized(QUAD):
+                        total[lane] += parts[later + 1, token, quad * QUAD + lane]
+                for lane in T.vectorized(QUAD):
+                    if added:
+                        total[lane] += extra[turn, lane]
+                    output[row * block_m + token, at + quad, lane] = T.cast(total[lane], out_tile)
 
     @T.prim_func
     def function(
         input: T.Tensor((m, k), tile),
         weight: T.Tensor((n * 2 if gated else n, k), tile),
-        bias: T.Tensor((n,), tile),
-        residual: T.Tensor((m, n), out_tile),
-        output: T.Tensor((m, n), out_tile),
+        bias: T.Tensor((quads, QUAD), tile),
+        residual: T.Tensor((m, quads, QUAD), out_tile),
+        output: T.Tensor((m, quads, QUAD), out_tile),
     ):
-        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), threads=threads) as (column, row):
-            overlap_predecessor()
-            input_tile = T.alloc_shared((block_m, block_k), tile)
-            weight_tile = T.alloc_shared((block_n, block_k), tile)
-            sum_ = T.alloc_fragment((block_n, block_m), F32)
-            T.clear(sum_)
-            if gated:
-                up_tile = T.alloc_shared((block_n, block_k), tile)
-                up = T.alloc_fragment((block_n, block_m), F32)
-                T.clear(up)
-                for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                    T.copy(weight[column * block_n, step * block_k], weight_tile)
-                    T.copy(weight[n + column * block_n, step * block_k], up_tile)
-                    T.copy(input[row * block_m, step * block_k], input_tile)
-                    T.gemm(weight_tile, input_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                    T.gemm(up_tile, input_tile, up, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-                for i, j in T.Parallel(block_n, block_m):
-                    sum_[i, j] = silu(sum_[i, j]) * up[i, j]
+        with T.Kernel(
+            T.ceildiv(n, columns) * splits, T.ceildiv(m, block_m), threads=WARPGROUP + WARP, cluster_dims=splits
+        ) as (block, row):
+            weights = T.alloc_shared((stages, ROWS, block_k), tile)
+            inputs = T.alloc_shared((stages, block_m, block_k), tile)
+            sums = T.alloc_shared((splits, block_m, rows_of_part + PAD), F32)
+            parts = T.alloc_shared((splits, block_m, rows_of_part + PAD), F32) if splits > 1 else sums
+            full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([1] * stages)
+            if splits > 1:
+                arrived = T.alloc_cluster_barrier([splits])
+            sum_ = T.alloc_fragment((ROWS, block_m), F32)
+            thread = T.get_thread_binding()
+            T.pdl_trigger()
+            column = T.alloc_var(I32, init=block // splits)
+            share = T.alloc_var(I32, init=block % splits)
+            # Ranges are as equal as whole slices allow.
+            slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
+            first = T.alloc_var(I32, init=T.truncdiv(share * slices, splits))
+            count = T.alloc_var(I32, init=T.truncdiv((share + 1) * slices, splits) - first)
+            if thread >= WARPGROUP:
+                produce(input, weight, inputs, weights, full, free, column, row, first, count)
             else:
-                for step in T.Pipelined(T.ceildiv(k, block_k), num_stages=stages):
-                    T.copy(weight[column * block_n, step * block_k], weight_tile)
-                    T.copy(input[row * block_m, step * block_k], input_tile)
-                    T.gemm(weight_tile, input_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-            if epilogue == "residual":
-                # All of it before the first store, which may be to the same memory and would hold up the next load.
-                for i, j in T.Parallel(block_n, block_m):
-                    if row * block_m + j < m and column * block_n + i < n:
-                        sum_[i, j] += T.cast(residual[row * block_m + j, column * block_n + i], F32)
-            for i, j in T.Parallel(block_n, block_m):
-                if row * block_m + j < m and column * block_n + i < n:
-                    if epilogue == "bias":
-                        sum_[i, j] += T.cast(bias[column * block_n + i], F32)
-                    output[row * block_m + j, column * block_n + i] = T.cast(sum_[i, j], out_tile)
-
-    return definition(function, dtype, output_dtype, epilogue)
-
-
-def dense_split_k(
-    dtype: str,
-    output_dtype: str,
-    epilogue: str,
-    block_m: int,
-    block_n: int,
-    block_k: int,
-    stages: int,
-    threads: int,
-    splits: int,
-) -> Definition:
-    """As `dense_small`, k cut into `splits` ranges for weights with too few rows to fill the device.
-
-    A second kernel adds the ranges' sums in their order. Where k is cut does not depend on m.
-    """
-    check_epilogue(epilogue)
-    if epilogue == "swiglu":
-        raise DefinitionError("a gate cannot be applied to parts of a sum")
-    tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
-    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
-    columns = 128
-
-    @T.prim_func
-    def function(
-        input: T.Tensor((m, k), tile),
-        weight: T.Tensor((n, k), tile),
-        bias: T.Tensor((n,), tile),
-        residual: T.Tensor((m, n), out_tile),
-        partial: T.Tensor((splits, m, n), F32),
-        output: T.Tensor((m, n), out_tile),
-    ):
-        with T.Kernel(T.ceildiv(n, block_n), T.ceildiv(m, block_m), splits, threads=threads) as (column, row, part):
-            overlap_predecessor()
-            input_tile = T.alloc_shared((block_m, block_k), tile)
-            weight_tile = T.alloc_shared((block_n, block_k), tile)
-            sum_ = T.alloc_fragment((block_n, block_m), F32)
-            steps = T.ceildiv(k, block_k)
-            first = part * T.ceildiv(steps, splits)
-            count = T.max(T.min(T.ceildiv(steps, splits), steps - first), 0)
-            T.clear(sum_)
-            for step in T.Pipelined(count, num_stages=stages):
-                T.copy(weight[column * block_n, (first + step) * block_k], weight_tile)
-                T.copy(input[row * block_m, (first + step) * block_k], input_tile)
-                T.gemm(weight_tile, input_tile, sum_, transpose_B=True, policy=T.GemmWarpPolicy.FullRow)
-            for i, j in T.Parallel(block_n, block_m):
-                if row * block_m + j < m and column * block_n + i < n:
-                    partial[part, row * block_m + j, column * block_n + i] = sum_[i, j]
-        with T.Kernel(T.ceildiv(n, columns), m, threads=columns) as (column, row):
-            at = column * columns + T.get_thread_binding()
-            total = T.alloc_var(F32, init=0.0)
-            overlap_predecessor()
-            if at < n:
-                for part in T.serial(splits):
-                    total += partial[part, row, at]
-                if epilogue == "bias":
-                    total += T.cast(bias[at], F32)
+                extra = T.alloc_local((turns, QUAD), F32)
+                at = T.alloc_var(I32, init=(column * columns + share * width) // QUAD)
                 if epilogue == "residual":
-                    total += T.cast(residual[row, at], F32)
-                output[row, at] = T.cast(total, out_tile)
+                    T.pdl_sync()
+                if added:
+                    for turn in T.unroll(turns):
+                        unit = turn * WARPGROUP + thread
+                        token, quad = unit // (width // QUAD), unit % (width // QUAD)
+                        if unit < units and row * block_m + token < m and at + quad < quads:
+                            for lane in T.vectorized(QUAD):
+                                if epilogue == "bias":
+                                    extra[turn, lane] = T.cast(bias[at + quad, lane], F32)
+                                else:
+                                    extra[turn, lane] = T.cast(residual[row * block_m + token, at + quad, lane], F32)
+                multiply(inputs, weights, full, free, sum_, count)
+                for i, j in T.Parallel(ROWS, block_m):
+                    sums[i // rows_of_part, j, i % rows_of_part] = sum_[i, j]
+                if splits > 1:
+                    T.fence_proxy_async()
+                T.sync_threads(ALL_CONSUMERS, WARPGROUP)
+                if splits > 1:
+                    for other in T.unroll(splits):
+                        T.copy_cluster(
+                            sums[other, 0:block_m, 0 : rows_of_part + PAD],
+                            parts[share, 0:block_m, 0 : rows_of_part + PAD],
+                            dst_block=other,
+                            remote_barrier=arrived[0],
+                        )
+                    T.barrier_wait(arrived[0], 0)
+                finish(parts, extra, output, column, row, share, at)
+            if splits > 1:
+                # A block's memory stays until what it sent has left it.
+                T.sync_warp()
+                T.cluster_sync()
 
-    base = definition(function, dtype, output_dtype, epilogue)
     return replace(
-        base,
-        operands={**base.operands, "partial": Tensor((splits, "m", "n"), "read_write", "workspace")},
+        definition(function, dtype, output_dtype, epilogue),
         constants={"splits": splits},
+        derived={"quads_of_row": part("n", QUAD)},
+        # Every index is checked above or by the tensor maps, and every barrier set by hand.
+        pass_configs={"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True},
     )
 
 

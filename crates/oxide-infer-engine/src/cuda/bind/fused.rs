@@ -22,7 +22,6 @@ impl Binder<'_> {
                 self.projection(&request, (norm, weights, bias.as_deref()), layer, layout, to)
             }
             Fused::SwiGlu { norm, gate, up } => self.normed_swiglu(&request, norm, [gate, up], to),
-            Fused::Residual { input, weight } => self.residual(&request, *input, weight, to),
         }
     }
 
@@ -74,23 +73,6 @@ impl Binder<'_> {
             .region("weight", &weight)
             .span("output", self.buffers.activation(Activation::Activated)?)
             .attribute("epsilon", norm.eps);
-        self.bind(request, operands, to)
-    }
-
-    fn residual(
-        &mut self,
-        request: &Request,
-        input: Activation,
-        weight: &Matrix,
-        to: &mut Sequence,
-    ) -> Result<(), PrepareError> {
-        let buffers = self.buffers;
-        let weight = self.weight(weight.id, weight.rows * weight.cols)?;
-        let operands = Operands::new()
-            .span("input", buffers.activation(input)?)
-            .region("weight", &weight)
-            .span("residual", buffers.activation(Activation::Hidden)?)
-            .span("output", buffers.activation(Activation::Hidden)?);
         self.bind(request, operands, to)
     }
 

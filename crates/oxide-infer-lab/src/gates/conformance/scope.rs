@@ -55,11 +55,10 @@ impl Shape {
             // By the k that its schedule is for.
             ("gemm.dense", "decode_gemm.streamed") => match manifest.dimensions.get("k").map(|k| k.min) {
                 Some(..=1056) => &[("m", 1), ("k", 1056)],
-                Some(..=2400) => &[("m", 1), ("k", 2400)],
-                _ => &[("m", 1), ("k", 4640)],
+                _ => &[("m", 1), ("k", 2400)],
             },
-            // More steps of k than any schedule has stages, and rows or columns over a tile's border.
-            ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
+            // More steps of k than any schedule has stages, in each range that k is cut into, and rows or columns over a tile's border.
+            ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 8200)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
             ("kv_cache.rope_append", "decode_gemm.projected") => &[("tokens", 1), ("num_q_heads", 9)],
             ("kv_cache.rope_append", _) => &[("tokens", 135), ("num_q_heads", 9)],
