@@ -21,7 +21,7 @@
 //! for candidate in cuda.candidates(&request) {
 //!     println!("{candidate}");
 //! }
-//! let plan = cuda.plan(&request, Provider::OxideTile, "m8_64x128")?;
+//! let plan = cuda.plan(&request, Provider::OxideTile, "m8_64x128_s6")?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

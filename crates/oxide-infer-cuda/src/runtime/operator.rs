@@ -31,12 +31,10 @@ pub struct Loader {
 /// (programmatic dependent launch).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyLaunch {
-    /// Every kernel begins after the one before has ended. Launched early, decode graphs of 96 and 128 rows stopped on an
-    /// H200 once in some thousands of steps: a block of a product did not end, and all later kernels waited for it
-    /// (`docs/evidence/2026-11-30-h200-speed.md` says why it may be).
-    #[default]
+    /// Every kernel begins after the one before has ended.
     Never,
     /// Where the manifest says that the kernel waits by itself.
+    #[default]
     WhereKernelsWait,
 }
 
