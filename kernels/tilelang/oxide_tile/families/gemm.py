@@ -157,7 +157,7 @@ def dense_small(
             parts = T.alloc_shared((splits, block_m, rows_of_part + PAD), F32) if splits > 1 else sums
             full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([1] * stages)
             if splits > 1:
-                arrived = T.alloc_cluster_barrier([splits])
+                arrived = T.alloc_cluster_barrier([splits - 1])
             sum_ = T.alloc_fragment((ROWS, block_m), F32)
             thread = T.get_thread_binding()
             T.pdl_trigger()
@@ -188,16 +188,21 @@ def dense_small(
                 for i, j in T.Parallel(ROWS, block_m):
                     sums[i // rows_of_part, j, i % rows_of_part] = sum_[i, j]
                 if splits > 1:
+                    # This block's own part needs no journey.
+                    for i, j in T.Parallel(ROWS, block_m):
+                        if i // rows_of_part == share:
+                            parts[share, j, i % rows_of_part] = sum_[i, j]
                     T.fence_proxy_async()
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 if splits > 1:
                     for other in T.unroll(splits):
-                        T.copy_cluster(
-                            sums[other, 0:block_m, 0 : rows_of_part + PAD],
-                            parts[share, 0:block_m, 0 : rows_of_part + PAD],
-                            dst_block=other,
-                            remote_barrier=arrived[0],
-                        )
+                        if other != share:
+                            T.copy_cluster(
+                                sums[other, 0:block_m, 0 : rows_of_part + PAD],
+                                parts[share, 0:block_m, 0 : rows_of_part + PAD],
+                                dst_block=other,
+                                remote_barrier=arrived[0],
+                            )
                     T.barrier_wait(arrived[0], 0)
                 finish(parts, extra, output, column, row, share, at)
             if splits > 1:

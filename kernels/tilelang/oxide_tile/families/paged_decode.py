@@ -94,7 +94,7 @@ def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, b
                 # Of every block a piece of each row: some columns of its sum, its maximum and its total.
                 sent = T.alloc_shared((cluster, ROWS, width + MERGE_LANES), F32)
                 received = T.alloc_shared((cluster, ROWS, width + MERGE_LANES), F32)
-                arrived = T.alloc_cluster_barrier([cluster])
+                arrived = T.alloc_cluster_barrier([cluster - 1])
             k_full = T.alloc_barrier([1] * stages)
             v_full = T.alloc_barrier([1] * stages)
             k_free = T.alloc_barrier([WARPS] * stages)
@@ -153,7 +153,11 @@ def paged_decode(dtype: str, head_dim: int, split: str, rows: int, ahead: int, b
                         if row < group_size:
                             merge_warps(value, ends, sums, peaks, totals, row, column)
                             if cluster > 1:
-                                put_piece(value, ends, sent, row, column, width)
+                                if column // width == share:
+                                    # This block's own columns need no journey.
+                                    put_piece(value, ends, received, share, row, column % width, width)
+                                else:
+                                    put_piece(value, ends, sent, column // width, row, column % width, width)
                             elif splits_pages:
                                 for j in T.vectorized(MERGE_LANES):
                                     partial_output[sequence, query_head, share, column + j] = value[j] / ends[1]
@@ -415,28 +419,28 @@ def merge_warps(value, ends, sums, peaks, totals, row, column):
 
 
 @T.macro
-def put_piece(value, ends, sent, row, column, width):
+def put_piece(value, ends, pieces, place, row, column, width):
     """Lay out some elements of a row for the block that finishes their columns; each has the row's ends beside them."""
-    to, within = column // width, column % width
     for j in T.vectorized(MERGE_LANES):
-        sent[to, row, within + j] = value[j]
-    if within == 0:
+        pieces[place, row, column + j] = value[j]
+    if column == 0:
         for j in T.vectorized(2):
-            sent[to, row, width + j] = ends[j]
+            pieces[place, row, width + j] = ends[j]
 
 
 @T.macro
 def exchange(sent, received, arrived, share, cluster):
-    """Send every block of the cluster its columns, and wait for those of this one from all."""
+    """Send every other block of the cluster its columns, and wait for those of this one from all."""
     T.fence_proxy_async()
     T.sync_threads(ALL_CONSUMERS, CONSUMERS)
     for other in T.unroll(cluster):
-        T.copy_cluster(
-            sent[other, 0:ROWS, 0 : sent.shape[2]],
-            received[share, 0:ROWS, 0 : received.shape[2]],
-            dst_block=other,
-            remote_barrier=arrived[0],
-        )
+        if other != share:
+            T.copy_cluster(
+                sent[other, 0:ROWS, 0 : sent.shape[2]],
+                received[share, 0:ROWS, 0 : received.shape[2]],
+                dst_block=other,
+                remote_barrier=arrived[0],
+            )
     T.barrier_wait(arrived[0], 0)
 
 

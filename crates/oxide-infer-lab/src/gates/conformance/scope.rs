@@ -57,8 +57,8 @@ impl Shape {
                 Some(..=1056) => &[("m", 1), ("k", 1056)],
                 _ => &[("m", 1), ("k", 2400)],
             },
-            // More steps of k than any schedule has stages, in each range that k is cut into, and rows or columns over a tile's border.
-            ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 8200)],
+            // More steps of k than any schedule has stages, but where clusters cut k, and rows or columns over a tile's border.
+            ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
             ("kv_cache.rope_append", "decode_gemm.projected") => &[("tokens", 1), ("num_q_heads", 9)],
             ("kv_cache.rope_append", _) => &[("tokens", 135), ("num_q_heads", 9)],
