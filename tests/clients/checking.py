@@ -27,6 +27,7 @@ WHOLE = {
     ("GET", "/health"): "health",
     ("GET", "/ready"): "ready",
     ("GET", "/version"): "version",
+    ("GET", "/page/stats"): "page.stats",
 }
 # Of /health and /ready also with 503.
 STATUS_PATHS = ("/health", "/ready")

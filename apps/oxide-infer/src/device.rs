@@ -67,6 +67,18 @@ pub(crate) fn obstacle(ordinal: u32, probe: &Probe) -> Option<String> {
     None
 }
 
+/// What people call a device that was chosen.
+pub(crate) fn name(device: DeviceArg, probe: &Probe) -> String {
+    let DeviceArg::Cuda(ordinal) = device else {
+        return "CPU".to_owned();
+    };
+    let found = match probe {
+        Probe::Driver { devices, .. } => devices.iter().find(|device| device.ordinal == ordinal),
+        Probe::NoDriver | Probe::Unusable(_) => None,
+    };
+    found.map_or_else(|| format!("cuda:{ordinal}"), |device| format!("cuda:{ordinal} {}", device.name))
+}
+
 /// A device in a few words.
 pub(crate) fn describe(device: &DeviceInfo) -> String {
     let (major, minor) = device.compute_capability;
@@ -113,6 +125,12 @@ mod tests {
         );
         assert!(refused(&gpu((8, 0)), 0).contains("there are no kernels for cuda:0"));
         assert_eq!(ask(&gpu((9, 0)), 0), Ok(DeviceArg::Cuda(0)));
+    }
+
+    #[test]
+    fn a_chosen_device_is_called_by_its_number_and_product() {
+        assert_eq!(name(DeviceArg::Cpu, &gpu((9, 0))), "CPU");
+        assert_eq!(name(DeviceArg::Cuda(0), &gpu((9, 0))), "cuda:0 H200");
     }
 
     #[test]

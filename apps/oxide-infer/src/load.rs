@@ -22,11 +22,13 @@ pub(crate) struct Loaded {
     pub(crate) text: Arc<TextModel>,
     pub(crate) engine: EngineHandle,
     pub(crate) defaults: GenerationConfig,
+    /// What people call the device that it runs on.
+    pub(crate) device_name: String,
 }
 
 /// Loads a model for one user at a time.
 pub(crate) async fn generator(options: &ModelOptions) -> anyhow::Result<Generator> {
-    let Loaded { text, engine, defaults } =
+    let Loaded { text, engine, defaults, .. } =
         load(options, SpecialInContent::Parse, EngineConfig::default().max_waiting).await?;
     Ok(Generator { text, engine, defaults })
 }
@@ -37,7 +39,7 @@ pub(crate) async fn load(
     special_in_content: SpecialInContent,
     max_waiting: usize,
 ) -> anyhow::Result<Loaded> {
-    let device = choose_device(options.device)?;
+    let (device, device_name) = choose_device(options.device)?;
     let source = open(&options.model, options.engine.weights).await?;
     let text_options = TextOptions { chat_template: options.chat_template.clone(), special_in_content };
     let engine_options = options.engine.clone();
@@ -49,7 +51,7 @@ pub(crate) async fn load(
         let defaults = GenerationConfig::of(source.path())?;
         let config = EngineConfig { max_waiting, ..EngineConfig::default() };
         let engine = start(&source, device, &engine_options, config)?;
-        Ok(Loaded { text: Arc::new(text), engine, defaults })
+        Ok(Loaded { text: Arc::new(text), engine, defaults, device_name })
     })
     .await?
 }
@@ -60,21 +62,23 @@ pub(crate) async fn load_to_measure(
     device: Option<DeviceArg>,
     options: &EngineOptions,
 ) -> anyhow::Result<EngineHandle> {
-    let device = choose_device(device)?;
+    let (device, _) = choose_device(device)?;
     let source = open(model, options.weights).await?;
     let options = options.clone();
     let config = EngineConfig { prefix_cache: PrefixCache::Disabled, ..EngineConfig::default() };
     spawn_blocking(move || start(&source, device, &options, config)).await?
 }
 
-/// Says where the model will run and why, before anything else happens.
-fn choose_device(asked: Option<DeviceArg>) -> anyhow::Result<DeviceArg> {
-    let choice = device::choose(asked, &oxide_infer_cuda::probe())?;
+/// Says where the model will run and why, before anything else happens. Returns the device and its name.
+fn choose_device(asked: Option<DeviceArg>) -> anyhow::Result<(DeviceArg, String)> {
+    let probe = oxide_infer_cuda::probe();
+    let choice = device::choose(asked, &probe)?;
     match choice.device {
         DeviceArg::Cpu => tracing::info!("the model runs on the CPU: {}", choice.reason),
         DeviceArg::Cuda(ordinal) => tracing::info!("the model runs on cuda:{ordinal}: {}", choice.reason),
     }
-    Ok(choice.device)
+    let name = device::name(choice.device, &probe);
+    Ok((choice.device, name))
 }
 
 async fn open(model: &str, weights: Option<WeightsArg>) -> anyhow::Result<ModelSource> {

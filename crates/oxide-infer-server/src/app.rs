@@ -13,7 +13,7 @@ use oxide_infer::TokenId;
 use oxide_infer_engine::EngineHandle;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// What all requests of one server share.
@@ -32,6 +32,7 @@ pub(crate) struct App {
     large_bodies: Arc<Semaphore>,
     draining: AtomicBool,
     started: u64,
+    running_since: Instant,
 }
 
 /// A place among the requests in flight, given back when dropped.
@@ -57,6 +58,7 @@ impl App {
             model_name: model_name.into(),
             draining: AtomicBool::new(false),
             started: unix_time(),
+            running_since: Instant::now(),
             config,
             engine,
             text,
@@ -105,6 +107,11 @@ impl App {
     /// When the server started, in seconds since 1970.
     pub(crate) fn started(&self) -> u64 {
         self.started
+    }
+
+    /// How long the server has been running.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.running_since.elapsed()
     }
 
     /// What requests are checked against.

@@ -30,6 +30,10 @@ pub struct ServerConfig {
     pub tool_style: ToolStyle,
     /// How the model marks its reasoning.
     pub reasoning_style: ReasoningStyle,
+    /// Whether there is a page to talk to the model.
+    pub page: Page,
+    /// Where the model runs, in words for people.
+    pub device: String,
 }
 
 impl ServerConfig {
@@ -49,6 +53,8 @@ impl ServerConfig {
             sampling_defaults: SamplingDefaults::default(),
             tool_style: ToolStyle::default(),
             reasoning_style: ReasoningStyle::default(),
+            page: Page::default(),
+            device: "unknown".to_owned(),
         }
     }
 }
@@ -99,6 +105,16 @@ pub enum ReasoningStyle {
     /// `[THINK]…[/THINK]`: Magistral.
     Mistral,
     /// Not at all: all text is content.
+    Off,
+}
+
+/// Whether `GET /` serves a page to talk to the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Page {
+    /// Yes, with its files and its numbers under `/page/`.
+    #[default]
+    Served,
+    /// No: those routes do not exist.
     Off,
 }
 

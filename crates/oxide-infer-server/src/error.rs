@@ -1,6 +1,8 @@
 //! What a client is told when a request cannot be served.
 
+use crate::protocol::fields::shorten;
 use axum::Json;
+use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -134,6 +136,11 @@ pub enum ApiError {
 }
 
 impl ApiError {
+    /// That there is no route for a request.
+    pub(crate) fn no_route(request: &Request) -> Self {
+        Self::RouteNotFound { method: request.method().clone(), path: shorten(request.uri().path()) }
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {

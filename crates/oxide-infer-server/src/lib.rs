@@ -17,6 +17,7 @@ mod metrics;
 mod observe;
 mod openapi;
 mod operations;
+mod page;
 mod protocol;
 mod reasoning;
 mod router;
@@ -25,6 +26,6 @@ mod server;
 pub mod text;
 mod tools;
 
-pub use config::{ApiKey, Cors, Limits, ReasoningStyle, SamplingDefaults, ServerConfig, ToolStyle};
+pub use config::{ApiKey, Cors, Limits, Page, ReasoningStyle, SamplingDefaults, ServerConfig, ToolStyle};
 pub use error::ApiError;
 pub use server::{ServeError, Server, listen};

@@ -2,14 +2,15 @@
 
 use crate::app::App;
 use crate::auth::is_guarded;
-use crate::operations::{Answer, Handler, OPERATIONS, Operation};
+use crate::operations::{Answer, Handler, Operation, operations};
+use crate::page;
 use crate::protocol::rules::{self, FIELDS, Handling, Route};
 use serde_json::{Map, Value, json};
 
 /// The schema of each accepted field; `NAME of ROUTE` where routes differ. What a schema refuses, the server refuses.
 const FIELD_SCHEMAS: &str = include_str!("openapi/fields.json");
 
-/// The schemas of what routes answer, with their names in [`OPERATIONS`].
+/// The schemas of what routes answer, with the names that operations give them.
 const ANSWERS: &[(&str, &str)] = &[
     ("chat.completion", include_str!("../schemas/chat.completion.json")),
     ("chat.completion.chunk", include_str!("../schemas/chat.completion.chunk.json")),
@@ -22,6 +23,7 @@ const ANSWERS: &[(&str, &str)] = &[
     ("message.error", include_str!("../schemas/message.error.json")),
     ("model", include_str!("../schemas/model.json")),
     ("models", include_str!("../schemas/models.json")),
+    ("page.stats", include_str!("../schemas/page.stats.json")),
     ("ready", include_str!("../schemas/ready.json")),
     ("response", include_str!("../schemas/response.json")),
     ("response.chunk", include_str!("../schemas/response.chunk.json")),
@@ -46,8 +48,7 @@ pub(crate) fn document(app: &App) -> Result<Value, serde_json::Error> {
         schema.remove("$schema");
         schemas.insert((*name).to_owned(), schema.into());
     }
-    let paths: Map<String, Value> = OPERATIONS
-        .iter()
+    let paths: Map<String, Value> = operations(app.config().page)
         .map(|operation| {
             let method = match operation.handler {
                 Handler::Get(_) => "get",
@@ -89,8 +90,10 @@ fn describe(operation: &Operation, fields: &Map<String, Value>, app: &App) -> Va
     }
     if operation.path.contains("{*id}") {
         let names = &app.config().served_model_names;
-        let id = json!({"name": "id", "in": "path", "required": true, "schema": {"enum": names}});
-        described["parameters"] = json!([id]);
+        described["parameters"] = json!([path_parameter("id", names)]);
+    }
+    if operation.path.contains("{file}") {
+        described["parameters"] = json!([path_parameter("file", &page::file_names())]);
     }
     if is_guarded(operation.path) && !app.config().api_keys.is_empty() {
         described["security"] = json!([{"bearer": []}, {"x-api-key": []}]);
@@ -98,8 +101,15 @@ fn describe(operation: &Operation, fields: &Map<String, Value>, app: &App) -> Va
     described
 }
 
+fn path_parameter(name: &str, values: &impl serde::Serialize) -> Value {
+    json!({"name": name, "in": "path", "required": true, "schema": {"enum": values}})
+}
+
 /// The path's words: `v1_chat_completions`.
 fn operation_id(operation: &Operation) -> String {
+    if operation.path == "/" {
+        return "page".to_owned();
+    }
     let words = operation.path.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| !word.is_empty()).collect::<Vec<_>>().join("_")
 }
@@ -126,6 +136,9 @@ fn responses(answer: Answer, error: &str) -> Value {
             json!({"text/plain": text, "application/openmetrics-text": text})
         }
         Answer::Document => json!({"application/json": {"schema": {"type": "object"}}}),
+        Answer::PageFile(types) => {
+            types.iter().map(|kind| ((*kind).to_owned(), json!({"schema": {"type": "string"}}))).collect()
+        }
     };
     json!({"200": {"description": "The answer", "content": content}, "default": failure})
 }
@@ -184,6 +197,7 @@ fn required(route: Route) -> &'static [&'static str] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Page;
 
     #[test]
     fn every_accepted_field_has_a_schema_and_every_schema_a_field() {
@@ -204,11 +218,11 @@ mod tests {
     #[test]
     fn every_answer_has_a_schema() {
         let known = |name: &str| ANSWERS.iter().any(|(known, _)| *known == name);
-        for operation in OPERATIONS {
+        for operation in operations(Page::Served) {
             match operation.answer {
                 Answer::Json(name) | Answer::Status(name) => assert!(known(name), "{name}"),
                 Answer::JsonOrEvents { whole, event } => assert!(known(whole) && known(event), "{whole}"),
-                Answer::Metrics | Answer::Document => {}
+                Answer::Metrics | Answer::Document | Answer::PageFile(_) => {}
             }
         }
     }

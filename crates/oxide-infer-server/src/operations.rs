@@ -1,6 +1,8 @@
 //! Every route: what answers it, and what the OpenAPI document says of it.
 
 use crate::app::App;
+use crate::config::Page;
+use crate::page;
 use crate::protocol::rules::Route;
 use crate::routes::{generation, models, status, tokenize};
 use axum::routing::{MethodRouter, get, post};
@@ -41,6 +43,8 @@ pub(crate) enum Answer {
     Metrics,
     /// The OpenAPI document.
     Document,
+    /// A file of the page, of one of these media types.
+    PageFile(&'static [&'static str]),
 }
 
 impl Operation {
@@ -56,8 +60,17 @@ const fn op(path: &'static str, summary: &'static str, handler: Handler, answer:
     Operation { path, summary, handler, answer }
 }
 
-/// Every route that there is.
-pub(crate) const OPERATIONS: &[Operation] = &[
+/// The routes of a server with or without a page.
+pub(crate) fn operations(page: Page) -> impl Iterator<Item = &'static Operation> {
+    let shown: &[Operation] = match page {
+        Page::Served => PAGE_OPERATIONS,
+        Page::Off => &[],
+    };
+    OPERATIONS.iter().chain(shown)
+}
+
+/// Every route but those of the page.
+const OPERATIONS: &[Operation] = &[
     op(
         "/v1/models",
         "The model, once for each name",
@@ -122,4 +135,26 @@ pub(crate) const OPERATIONS: &[Operation] = &[
     op("/metrics", "Prometheus metrics", Handler::Get(|| get(status::metrics)), Answer::Metrics),
     op("/version", "The server's version", Handler::Get(|| get(status::version)), Answer::Json("version")),
     op("/openapi.json", "This document", Handler::Get(|| get(status::openapi)), Answer::Document),
+];
+
+/// The page to talk to the model, and what it needs.
+const PAGE_OPERATIONS: &[Operation] = &[
+    op(
+        "/",
+        "A page to talk to the model",
+        Handler::Get(|| get(page::index)),
+        Answer::PageFile(&[page::HTML]),
+    ),
+    op(
+        "/page/files/{file}",
+        "A file of the page",
+        Handler::Get(|| get(page::file)),
+        Answer::PageFile(page::FILE_TYPES),
+    ),
+    op(
+        "/page/stats",
+        "The numbers that the page draws",
+        Handler::Get(|| get(page::stats)),
+        Answer::Json("page.stats"),
+    ),
 ];

@@ -5,7 +5,7 @@ use crate::auth::is_guarded;
 use crate::config::Cors;
 use crate::error::ApiError;
 use crate::observe::{Arrival, REQUEST_ID, observe};
-use crate::operations::OPERATIONS;
+use crate::operations::operations;
 use crate::protocol::fields::shorten;
 use crate::protocol::messages::response::MessageError;
 use axum::extract::{Request, State};
@@ -21,8 +21,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 /// The whole service.
 pub(crate) fn build(app: Arc<App>) -> Router {
-    let routes = OPERATIONS
-        .iter()
+    let routes = operations(app.config().page)
         .fold(Router::new(), |router, operation| router.route(operation.path, operation.method_router()));
     let router = routes
         .fallback(no_route)
@@ -64,7 +63,7 @@ async fn speak_anthropic(request: Request, next: Next) -> Response {
 }
 
 async fn no_route(request: Request) -> ApiError {
-    ApiError::RouteNotFound { method: request.method().clone(), path: shorten(request.uri().path()) }
+    ApiError::no_route(&request)
 }
 
 async fn no_method(request: Request) -> ApiError {

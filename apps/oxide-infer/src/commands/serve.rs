@@ -5,7 +5,9 @@ use crate::model::ModelName;
 use crate::{load, terminal};
 use anyhow::Context;
 use oxide_infer_server::text::SpecialInContent;
-use oxide_infer_server::{ApiKey, Cors, Limits, ReasoningStyle, ServeError, Server, ServerConfig, ToolStyle};
+use oxide_infer_server::{
+    ApiKey, Cors, Limits, Page, ReasoningStyle, ServeError, Server, ServerConfig, ToolStyle,
+};
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -38,6 +40,7 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         () = &mut shutdown => return Ok(ExitCode::SUCCESS),
     };
     config.sampling_defaults = loaded.defaults.into();
+    config.device = loaded.device_name;
     match Server::new(config, loaded.engine, loaded.text)?.run(listener, shutdown).await {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error @ (ServeError::EngineFailed(_) | ServeError::EngineHung)) => {
@@ -59,6 +62,7 @@ fn server_config(args: &ServeArgs, name: &ModelName) -> anyhow::Result<ServerCon
     anyhow::ensure!(args.api_key.iter().all(|key| !key.is_empty()), "--api-key must not be empty");
     config.api_keys = args.api_key.iter().map(ApiKey::new).collect();
     config.cors = cors(&args.cors_origin)?;
+    config.page = if args.no_ui { Page::Off } else { Page::Served };
     config.drain_timeout = args.drain_timeout;
     config.metrics_prefix.clone_from(&args.metrics_prefix);
     config.tool_style = match args.tool_parser {

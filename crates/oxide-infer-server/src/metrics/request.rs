@@ -6,6 +6,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const TTFT_BUCKETS: [f64; 22] = [
@@ -28,6 +29,7 @@ pub(crate) struct RequestMetrics {
     prompt_tokens_cached: Counter,
     prompt_tokens_recomputed: Counter,
     time_to_first_token: Histogram,
+    first_tokens: FirstTokens,
     inter_token_latency: Histogram,
     time_per_output_token: Histogram,
     e2e_latency: Histogram,
@@ -50,6 +52,21 @@ struct SourceLabel {
 
 const COMPUTED: SourceLabel = SourceLabel { source: "local_compute" };
 const CACHED: SourceLabel = SourceLabel { source: "local_cache_hit" };
+
+/// Count and sum of `time_to_first_token`, which the histogram writes but does not give.
+#[derive(Debug, Default)]
+struct FirstTokens {
+    count: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl FirstTokens {
+    fn observe(&self, since_arrival: Duration) {
+        let nanoseconds = u64::try_from(since_arrival.as_nanos()).unwrap_or(u64::MAX);
+        self.count.fetch_add(1, Relaxed);
+        self.nanoseconds.fetch_add(nanoseconds, Relaxed);
+    }
+}
 
 /// An answer that ended by itself.
 #[derive(Clone, Copy, Debug)]
@@ -144,6 +161,7 @@ impl RequestMetrics {
             prompt_tokens_cached,
             prompt_tokens_recomputed,
             time_to_first_token,
+            first_tokens: FirstTokens::default(),
             inter_token_latency,
             time_per_output_token,
             e2e_latency,
@@ -174,6 +192,13 @@ impl RequestMetrics {
     /// An answer has its first token.
     pub(crate) fn first_token(&self, since_arrival: Duration) {
         self.time_to_first_token.observe(since_arrival.as_secs_f64());
+        self.first_tokens.observe(since_arrival);
+    }
+
+    /// Answers that have their first token, and the seconds that all of them took to it.
+    pub(crate) fn first_tokens(&self) -> (u64, f64) {
+        let FirstTokens { count, nanoseconds } = &self.first_tokens;
+        (count.load(Relaxed), Duration::from_nanos(nanoseconds.load(Relaxed)).as_secs_f64())
     }
 
     /// An answer has another token.

@@ -11,6 +11,7 @@ mod messages;
 mod metrics;
 mod network;
 mod openapi;
+mod page;
 mod reasoning;
 mod responses;
 mod status;

@@ -37,13 +37,18 @@ async fn the_document_and_the_documentation_list_the_same_routes() {
     assert_eq!(operations(&document), documented);
 }
 
+/// A path with its parameters filled in.
+fn example(path: &str) -> String {
+    path.replace("{id}", "tiny").replace("{file}", "main.js")
+}
+
 #[tokio::test]
 async fn every_operation_is_a_route_and_takes_no_other_method() {
     let harness = Harness::answering("x");
     let document = harness.get("/openapi.json").await.json();
     for (method, path) in operations(&document) {
         for tried in [Method::GET, Method::POST, Method::PUT, Method::DELETE] {
-            let request = Request::builder().method(&tried).uri(path.replace("{id}", "tiny"));
+            let request = Request::builder().method(&tried).uri(example(&path));
             let request =
                 request.header(header::CONTENT_TYPE, "application/json").body(Body::from("{}")).unwrap();
             let reply = harness.send(request).await;
@@ -129,7 +134,7 @@ async fn keys_are_asked_for_where_they_are_needed() {
     let guarded = Harness::new(executor("x"), |config| config.api_keys = vec![ApiKey::new("sk")]);
     let document = guarded.get("/openapi.json").await.json();
     for (method, path) in operations(&document) {
-        let request = Request::builder().method(method.as_str()).uri(path.replace("{id}", "tiny"));
+        let request = Request::builder().method(method.as_str()).uri(example(&path));
         let refused = guarded.send(request.body(Body::empty()).unwrap()).await.status == 401;
         let operation = &document["paths"][&path][method.to_lowercase()];
         assert_eq!(operation.get("security").is_some(), refused, "{method} {path}");

@@ -87,6 +87,19 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TAGS", value_enum, default_value_t = ReasoningParser::Auto, help_heading = "Server")]
     pub(crate) reasoning_parser: ReasoningParser,
 
+    /// Serve no page to talk to the model at `/`
+    #[arg(
+        long,
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value = "false",
+        value_name = "BOOL",
+        help_heading = "Server"
+    )]
+    pub(crate) no_ui: bool,
+
     /// Prefix of metric names; `vllm:` gives vLLM's names
     #[arg(long, value_name = "PREFIX", default_value = "oxide_infer_", help_heading = "Server")]
     pub(crate) metrics_prefix: String,
