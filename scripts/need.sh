@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: need.sh NAME...   (cargo, cc, curl, npm, python3, pip, venv)
+# Usage: need.sh NAME...   (cargo, cc, chromium, curl, npm, python3, pip, venv)
 # Names every missing prerequisite with the command that installs it, and fails if there is one.
 set -euo pipefail
 
@@ -31,6 +31,9 @@ for name in "$@"; do
         cc)
             command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null ||
                 report "a C compiler" "$(install_command build-essential "gcc make" llvm)" ;;
+        chromium)
+            command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
+                report "chromium" "$(install_command chromium chromium "--cask chromium")" ;;
         curl)
             command -v curl >/dev/null || report "curl" "$(install_command curl curl curl)" ;;
         npm)
