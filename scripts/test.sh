@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Usage: test.sh MODEL
-# Runs every test that needs no GPU and ends with one line of totals: Rust tests and doc tests, the Python clients in
-# tests/clients against the built server, and the tests of what the benchmarks compute.
+# Runs every test that needs no GPU and ends with one line of totals: Rust tests and doc tests, the Python clients
+# and the page in a browser (tests/clients) against the built server, and the tests of what the benchmarks compute.
 set -euo pipefail
 
 OXIDE_INFER_TEST_MODEL=$(realpath "$1")

@@ -35,7 +35,7 @@ export function stop() {
 
 /**
  * Asks the model and shows its answer while it arrives. Rejects with what went wrong; a question that got no answer at
- * all is then taken back.
+ * all is then taken back, and the error says so in `takenBack`.
  */
 export async function ask(model, text) {
   const question = { role: "user", content: text };
@@ -46,23 +46,30 @@ export async function ask(model, text) {
   const view = showMessage(answer);
   const controller = new AbortController();
   running = controller;
-  view.article.classList.add("streaming");
+  setStreaming(view, true);
   try {
     await receive(request, answer, view, controller.signal);
   } catch (error) {
     if (error.name !== "AbortError") {
       answer.note = `Broken off: ${error.message}`;
-      if (answer.content === "" && answer.reasoning === "") takeBack(question, answer, [asked, view]);
+      error.takenBack = answer.content === "" && answer.reasoning === "";
+      if (error.takenBack) takeBack(question, answer, [asked, view]);
       throw error;
     }
     answer.note = "Stopped";
   } finally {
-    view.article.classList.remove("streaming");
+    setStreaming(view, false);
     view.update();
     // Another conversation may have begun since.
     if (running === controller) running = null;
     if (messages.includes(answer)) store();
   }
+}
+
+/** Half an answer is not to be read out. */
+function setStreaming(view, now) {
+  view.article.classList.toggle("streaming", now);
+  log.setAttribute("aria-busy", String(now));
 }
 
 async function receive(request, answer, view, signal) {
@@ -85,7 +92,7 @@ function summary(usage, started, first, cut) {
   const parts = [`${tokens} tokens`, `first after ${(first - started).toFixed(0)} ms`];
   const passed = (performance.now() - first) / 1000;
   if (tokens > 1 && passed > 0) parts.push(`${((tokens - 1) / passed).toFixed(1)} tok/s`);
-  if (cut) parts.push("cut at the most tokens");
+  if (cut) parts.push("cut at the limit");
   return parts.join(" · ");
 }
 

@@ -60,9 +60,9 @@ async function send() {
     await ask(model, text);
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    if (message.value === "") message.value = text;
+    if (error.takenBack && message.value === "") message.value = text;
     if (error.status === UNAUTHORIZED) askForKey(`The server refused: ${error.message}.`);
-    else showError(`No answer: ${error.message}.`);
+    else showError(`${error.takenBack ? "No answer" : "Broken off"}: ${error.message}.`);
   } finally {
     setBusy(false);
     if (!byId("key-dialog").open) message.focus();
@@ -105,11 +105,16 @@ async function poll() {
     if (!document.hidden) showServer(await fetchStats());
   } catch (error) {
     if (!(error instanceof ApiError)) throw error;
-    state.textContent = `No numbers: ${error.message}.`;
-    state.classList.add("wrong");
+    showState(`No numbers: ${error.message}.`, true);
   } finally {
     setTimeout(poll, INTERVAL);
   }
+}
+
+/** What has not changed is not set anew, or a screen reader would say it every second. */
+function showState(text, isWrong) {
+  if (state.textContent !== text) state.textContent = text;
+  state.classList.toggle("wrong", isWrong);
 }
 
 function showServer(stats) {
@@ -118,8 +123,7 @@ function showServer(stats) {
   byId("model").textContent = stats.model;
   byId("device").textContent = `Oxide Infer ${stats.version} on ${stats.device}`;
   document.title = `${stats.model} – Oxide Infer`;
-  state.textContent = "Every second";
-  state.classList.remove("wrong");
+  showState("Every second", false);
   showDefaults(stats.sampling_defaults);
   showStats(stats);
 }

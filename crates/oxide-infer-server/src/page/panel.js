@@ -19,6 +19,7 @@ const CHARTS = [
 const charts = CHARTS.map((chart) => ({ ...chart, ...draw(chart), values: [] }));
 const facts = document.getElementById("facts");
 let then = null;
+let shownFacts = "";
 
 /** Takes the server's next answer in. */
 export function showStats(now) {
@@ -47,8 +48,11 @@ function showFacts(now) {
   };
   // A CPU runs without kernel artifacts.
   if (now.plan_artifacts === 0) delete rows["Operators executed"];
-  const cells = Object.entries(rows).flatMap(([name, value]) => [cell("dt", name), cell("dd", value)]);
-  facts.replaceChildren(...cells);
+  // What is selected in them stays selected while they are the same.
+  const shown = JSON.stringify(rows);
+  if (shown === shownFacts) return;
+  shownFacts = shown;
+  facts.replaceChildren(...Object.entries(rows).flatMap(([name, value]) => [cell("dt", name), cell("dd", value)]));
 }
 
 function cell(name, text) {
