@@ -8,8 +8,8 @@ use super::Generation;
 use crate::error::ApiError;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
-use axum::response::IntoResponse;
-use futures::stream;
+use axum::response::{IntoResponse, Response};
+use futures::{StreamExt, stream};
 use serde::Serialize;
 use std::convert::Infallible;
 use std::time::Duration;
@@ -56,23 +56,31 @@ impl Frame {
 }
 
 /// Sends the answers piece by piece. Dropping the body (the client went away) cancels them.
-pub(crate) fn respond_streaming<W: EventWriter>(
+///
+/// The response begins with its first event, or with the first comment if that takes long: until then a router can
+/// still ask another server.
+///
+/// # Errors
+/// The request failed before there was anything to send.
+pub(crate) async fn respond_streaming<W: EventWriter>(
     generation: Generation,
     writer: W,
     keep_alive: Duration,
-) -> axum::response::Response {
-    let source = EventSource { generation, writer, keep_alive, ended: false };
-    let frames = stream::unfold(source, |mut source| async move {
+) -> Result<Response, ApiError> {
+    let mut source = EventSource { generation, writer, keep_alive, ended: false };
+    let first = source.first_frame().await?;
+    let others = stream::unfold(source, |mut source| async move {
         let frame = source.next_frame().await?;
         Some((Ok::<_, Infallible>(frame), source))
     });
+    let frames = stream::iter([Ok(first)]).chain(others);
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
         // nginx would otherwise collect the stream before it passes it on.
         (HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
     ];
-    (headers, Body::from_stream(frames)).into_response()
+    Ok((headers, Body::from_stream(frames)).into_response())
 }
 
 struct EventSource<W> {
@@ -83,30 +91,48 @@ struct EventSource<W> {
 }
 
 impl<W: EventWriter> EventSource<W> {
+    /// What the response begins with.
+    async fn first_frame(&mut self) -> Result<Bytes, ApiError> {
+        let mut frame = Frame::default();
+        match self.fill(&mut frame).await {
+            Err(error) if frame.0.is_empty() => Err(error),
+            filled => Ok(self.finish(frame, filled)),
+        }
+    }
+
     /// Everything that is new, as one write; `None` after the end.
     async fn next_frame(&mut self) -> Option<Bytes> {
         if self.ended {
             return None;
         }
-        let silence_ends = Instant::now() + self.keep_alive;
         let mut frame = Frame::default();
+        let filled = self.fill(&mut frame).await;
+        Some(self.finish(frame, filled))
+    }
+
+    /// Waits for news and writes them, or a comment if there are none for too long.
+    async fn fill(&mut self, frame: &mut Frame) -> Result<(), ApiError> {
+        let silence_ends = Instant::now() + self.keep_alive;
         while frame.0.is_empty() && !self.ended {
             let Ok(advanced) = timeout_at(silence_ends, self.generation.advance()).await else {
-                return Some(Bytes::from_static(b": keep-alive\n\n"));
+                frame.0.extend_from_slice(b": keep-alive\n\n");
+                return Ok(());
             };
-            let written = match advanced {
-                Ok(()) => self.writer.news(&mut self.generation, &mut frame),
-                Err(error) => Err(error),
-            };
-            if let Err(error) = written {
-                self.writer.failure(&error, &mut frame).ok();
-                self.ended = true;
-            }
-            self.ended |= self.generation.is_done();
+            advanced?;
+            self.writer.news(&mut self.generation, frame)?;
+            self.ended = self.generation.is_done();
+        }
+        Ok(())
+    }
+
+    fn finish(&mut self, mut frame: Frame, filled: Result<(), ApiError>) -> Bytes {
+        if let Err(error) = filled {
+            self.writer.failure(&error, &mut frame).ok();
+            self.ended = true;
         }
         if self.ended {
             frame.0.extend_from_slice(W::END);
         }
-        Some(frame.0.into())
+        frame.0.into()
     }
 }

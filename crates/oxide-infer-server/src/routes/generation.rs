@@ -46,7 +46,7 @@ pub(crate) async fn message(
     match delivery {
         Delivery::Whole => Ok(Json(head.whole(&mut generation.completed().await?)).into_response()),
         Delivery::Stream(_) => {
-            Ok(respond_streaming(generation, MessageWriter::new(head), app.config().limits.keep_alive))
+            respond_streaming(generation, MessageWriter::new(head), app.config().limits.keep_alive).await
         }
     }
 }
@@ -70,7 +70,7 @@ pub(crate) async fn response(
     match delivery {
         Delivery::Whole => Ok(Json(head.whole(&mut generation.completed().await?)).into_response()),
         Delivery::Stream(_) => {
-            Ok(respond_streaming(generation, ResponseWriter::new(head), app.config().limits.keep_alive))
+            respond_streaming(generation, ResponseWriter::new(head), app.config().limits.keep_alive).await
         }
     }
 }
@@ -130,7 +130,7 @@ async fn answer<F: Format>(
         Delivery::Whole => Ok(respond_whole(generation.completed().await?, format, head)),
         Delivery::Stream(usage) => {
             let writer = ChunkWriter::new(&generation, format, head, usage);
-            Ok(respond_streaming(generation, writer, app.config().limits.keep_alive))
+            respond_streaming(generation, writer, app.config().limits.keep_alive).await
         }
     }
 }
