@@ -28,6 +28,9 @@ WHOLE = {
     ("GET", "/ready"): "ready",
     ("GET", "/version"): "version",
     ("GET", "/page/stats"): "page.stats",
+    ("GET", "/get_load"): "server.load",
+    ("GET", "/get_server_info"): "server.info",
+    ("GET", "/get_model_info"): "model.info",
 }
 # Of /health and /ready also with 503.
 STATUS_PATHS = ("/health", "/ready")

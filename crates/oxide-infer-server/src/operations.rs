@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::config::Page;
 use crate::page;
 use crate::protocol::rules::Route;
-use crate::routes::{generation, models, status, tokenize};
+use crate::routes::{generation, load, models, status, tokenize};
 use axum::routing::{MethodRouter, get, post};
 use std::sync::Arc;
 
@@ -133,6 +133,24 @@ const OPERATIONS: &[Operation] = &[
         Answer::Status("ready"),
     ),
     op("/metrics", "Prometheus metrics", Handler::Get(|| get(status::metrics)), Answer::Metrics),
+    op(
+        "/get_load",
+        "The requests that run and wait, for routers",
+        Handler::Get(|| get(load::load)),
+        Answer::Json("server.load"),
+    ),
+    op(
+        "/get_server_info",
+        "The server's limits and what is free of them, for routers",
+        Handler::Get(|| get(load::server_info)),
+        Answer::Json("server.info"),
+    ),
+    op(
+        "/get_model_info",
+        "The model's name and limits, for routers",
+        Handler::Get(|| get(load::model_info)),
+        Answer::Json("model.info"),
+    ),
     op("/version", "The server's version", Handler::Get(|| get(status::version)), Answer::Json("version")),
     op("/openapi.json", "This document", Handler::Get(|| get(status::openapi)), Answer::Document),
 ];

@@ -1,6 +1,7 @@
 //! The handlers of all routes.
 
 pub(crate) mod generation;
+pub(crate) mod load;
 pub(crate) mod models;
 mod output;
 pub(crate) mod status;

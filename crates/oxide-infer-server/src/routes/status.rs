@@ -26,13 +26,18 @@ pub(crate) async fn health(State(app): State<Arc<App>>) -> (StatusCode, Json<Val
 
 /// `GET /ready`: whether new requests should be sent here.
 pub(crate) async fn ready(State(app): State<Arc<App>>) -> (StatusCode, Json<Value>) {
-    let (status, word) = match app.engine().health() {
+    let (status, word) = readiness(&app);
+    (status, Json(json!({"status": word})))
+}
+
+/// Whether new requests should be sent here, as a status and as a word.
+pub(crate) fn readiness(app: &App) -> (StatusCode, &'static str) {
+    match app.engine().health() {
         Health::Failed(_) => (StatusCode::SERVICE_UNAVAILABLE, "failed"),
         Health::Draining | Health::Stopped => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         Health::Running if app.is_draining() => (StatusCode::SERVICE_UNAVAILABLE, "draining"),
         Health::Running => (StatusCode::OK, "ready"),
-    };
-    (status, Json(json!({"status": word})))
+    }
 }
 
 /// `GET /metrics`.

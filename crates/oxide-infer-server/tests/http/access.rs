@@ -38,7 +38,9 @@ async fn with_keys_set_the_api_opens_only_to_them() {
 #[tokio::test]
 async fn health_readiness_metrics_and_version_are_open_to_all() {
     let harness = guarded();
-    for path in ["/health", "/ready", "/metrics", "/version"] {
+    for path in
+        ["/health", "/ready", "/metrics", "/version", "/get_load", "/get_server_info", "/get_model_info"]
+    {
         assert_eq!(send(&harness, Method::GET, path, &[]).await.status, 200, "{path}");
     }
 }
