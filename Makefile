@@ -47,7 +47,7 @@ demo:
 .PHONY: test
 ## test: run everything that runs without a GPU: Rust tests, doc tests, Python clients, the page
 test:
-	@scripts/need.sh cargo cc chromium npm python3 pip venv
+	@scripts/need.sh cargo cc chromium nginx npm python3 pip venv
 	@$(MAKE) --no-print-directory model
 	@scripts/fetch-test-data.sh
 	@scripts/test.sh $(MODEL)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Usage: need.sh NAME...   (cargo, cc, chromium, curl, npm, python3, pip, venv)
+# Usage: need.sh NAME...   (cargo, cc, chromium, curl, nginx, npm, python3, pip, venv)
 # Names every missing prerequisite with the command that installs it, and fails if there is one.
 set -euo pipefail
 
@@ -36,6 +36,9 @@ for name in "$@"; do
                 report "chromium" "$(install_command chromium chromium "--cask chromium")" ;;
         curl)
             command -v curl >/dev/null || report "curl" "$(install_command curl curl curl)" ;;
+        nginx)
+            # Debian installs it where only root's path leads.
+            PATH=$PATH:/usr/sbin command -v nginx >/dev/null || report "nginx" "$(install_command nginx-light nginx nginx)" ;;
         npm)
             command -v npm >/dev/null || report "npm" "$(install_command npm npm node)" ;;
         python3)

@@ -18,6 +18,8 @@ cargo build --locked --package oxide-infer-cli
 OXIDE_INFER_BINARY=$(realpath "${CARGO_TARGET_DIR:-target}/debug/oxide-infer")
 export OXIDE_INFER_BINARY
 venv=$(scripts/venv.sh clients tests/clients/requirements.txt)
+OXIDE_INFER_ROUTER=$(realpath "$(scripts/venv.sh router tests/clients/router.txt)/bin/vllm-router")
+export OXIDE_INFER_ROUTER
 "$venv/bin/pytest" tests/clients 2>&1 | tee "$logs/pytest" || status=1
 
 echo "== The benchmarks' own arithmetic"

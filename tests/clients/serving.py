@@ -16,6 +16,7 @@ from openai import OpenAI
 ROOT = Path(__file__).parents[2]
 BINARY = Path(os.environ.get("OXIDE_INFER_BINARY", ROOT / "target/debug/oxide-infer"))
 MODEL = Path(os.environ.get("OXIDE_INFER_TEST_MODEL", ROOT / "models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+ROUTER = Path(os.environ.get("OXIDE_INFER_ROUTER", "vllm-router"))
 DEVICE = os.environ.get("OXIDE_INFER_TEST_DEVICE", "cpu")
 NAME = "smollm2"
 # Loading takes seconds, on a busy machine many.
@@ -36,8 +37,8 @@ def free_port() -> int:
 class Server:
     """A server process and clients of it."""
 
-    def __init__(self, log: Path, *options: str) -> None:
-        self.port = free_port()
+    def __init__(self, log: Path, *options: str, port: int | None = None) -> None:
+        self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
         self.transport = CheckingTransport()
