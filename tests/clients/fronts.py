@@ -72,5 +72,10 @@ class Front:
         raise AssertionError(f"no answer through the front:\n{self.log.read_text()}")
 
     def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
+        # nginx ends its workers only if it is asked to end.
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
