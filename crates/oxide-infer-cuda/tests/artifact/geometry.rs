@@ -152,7 +152,7 @@ fn a_packed_projection_holds_queries_keys_and_values() {
 
 #[test]
 fn products_of_one_row_take_the_blocks_that_are_asked_for() {
-    let gated = artifact("streamed.bf16.bf16.norm_swiglu.short_s4");
+    let gated = artifact("streamed.bf16.bf16.norm_swiglu.s4");
     let values = [("m", 1), ("n", 8960), ("k", 1536), ("tile_rows", 7), ("blocks", 128)];
     let launches = resolve(gated, &values);
     // Eight warps multiply, one copies.

@@ -43,13 +43,12 @@ def streamed(
     dtype: str,
     output_dtype: str,
     epilogue: str,
-    above: int,
     capacity: int,
     chunk: int,
     stages: int,
     warps: int,
 ) -> Definition:
-    """Products with more than `above` and up to `capacity` k, `chunk` of it a stage."""
+    """Products with up to `capacity` k, `chunk` of it a stage."""
     if epilogue not in EPILOGUES:
         raise DefinitionError(f"no epilogue {epilogue}")
     check_schedule(capacity, chunk, warps)
@@ -133,7 +132,7 @@ def streamed(
         dimensions={
             "m": exactly(1),
             "n": Domain(8, UNLIMITED // 2, 8),
-            "k": Domain(above + 2 * STEP, capacity, 2 * STEP),
+            "k": Domain(2 * STEP, capacity, 2 * STEP),
             "tile_rows": Domain(max=largest),
             "blocks": Domain(),
         },

@@ -70,13 +70,10 @@ fn a_layer_is_five_operators_at_one_row_and_as_lowered_in_every_other_class() {
 }
 
 #[test]
-fn published_shapes_without_head_norms_are_fused() {
+fn published_shapes_of_short_rows_without_head_norms_are_fused() {
     for (architecture, shape) in [
         (Architecture::Qwen2, [896, 4864, 14, 2, 64, 151_936]),
-        (Architecture::Qwen2, [3584, 18_944, 28, 4, 128, 152_064]),
         (Architecture::Llama, [2048, 8192, 32, 8, 64, 128_256]),
-        (Architecture::Llama, [4096, 14_336, 32, 8, 128, 128_256]),
-        (Architecture::Mistral, [4096, 14_336, 32, 8, 128, 32_768]),
         (Architecture::Llama, [576, 1536, 9, 3, 64, 49_152]),
     ] {
         assert_eq!(layer(&published(architecture, shape), ONE), names(FUSED, true), "{shape:?}");
@@ -91,7 +88,12 @@ fn models_that_normalize_heads_keep_their_operators() {
 
 #[test]
 fn operators_outside_the_domains_of_fused_artifacts_stay_as_they_are() {
-    // Longer rows than a block normalizes, and more query heads to a key than half a tensor core's rows.
-    let config = published(Architecture::Llama, [5120, 13_824, 40, 4, 128, 32_000]);
-    assert_eq!(layer(&config, ONE), names(LOWERED, false));
+    // Longer rows than a block normalizes in less time than a launch takes.
+    for (architecture, shape) in [
+        (Architecture::Qwen2, [3584, 18_944, 28, 4, 128, 152_064]),
+        (Architecture::Llama, [4096, 14_336, 32, 8, 128, 128_256]),
+        (Architecture::Mistral, [4096, 14_336, 32, 8, 128, 32_768]),
+    ] {
+        assert_eq!(layer(&published(architecture, shape), ONE), names(LOWERED, false), "{shape:?}");
+    }
 }

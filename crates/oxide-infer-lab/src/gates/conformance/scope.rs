@@ -52,11 +52,7 @@ impl Shape {
             }
             // More tiles than multiprocessors, so that a block takes a second one, and rows over a tile's border.
             ("gemm.dense", "prefill_gemm.dense") => &[("m", 133), ("n", 17_416), ("k", 136)],
-            // By the k that its schedule is for.
-            ("gemm.dense", "decode_gemm.streamed") => match manifest.dimensions.get("k").map(|k| k.min) {
-                Some(..=1056) => &[("m", 1), ("k", 1056)],
-                _ => &[("m", 1), ("k", 2400)],
-            },
+            ("gemm.dense", "decode_gemm.streamed") => &[("m", 1), ("k", 1056)],
             // More steps of k than any schedule has stages, but where clusters cut k, and rows or columns over a tile's border.
             ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],

@@ -114,8 +114,8 @@ fn an_artifact_that_does_what_is_documented_passes() {
         "rope_append.bf16.128.present.threads_128",
         "projected.bf16.64.present.s2",
         "projected.bf16.128.absent.s2",
-        "streamed.bf16.f32.norm.middle_s3",
-        "streamed.bf16.bf16.norm_swiglu.short_s4",
+        "streamed.bf16.f32.norm.s4",
+        "streamed.bf16.bf16.norm_swiglu.s4",
     ] {
         let found = found(name, emulated::documented);
         assert!(found.checks > 2, "{name}: {found:?}");
@@ -136,7 +136,7 @@ fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
         ("record_history.threads_128", emulated::with_a_silent_fault, "the device should report"),
         ("projected.bf16.64.absent.s2", emulated::with_a_silent_fault, "the device found no fault"),
         ("projected.bf16.128.present.s2", emulated::with_no_norm, "should be"),
-        ("streamed.bf16.f32.norm.short_s4", emulated::with_no_norm, "should be"),
+        ("streamed.bf16.f32.norm.s4", emulated::with_no_norm, "should be"),
     ] {
         let failures = found(name, wrong).failures;
         assert!(failures.iter().any(|failure| failure.contains(says)), "{name}, {says}: {failures:?}");
