@@ -8,8 +8,8 @@ use oxide_infer_cuda::artifact::{Artifact, Dimensions, Registry, Request, Select
 use oxide_infer_cuda::driver::CudaError;
 use oxide_infer_cuda::provider::Plan;
 use oxide_infer_cuda::runtime::{
-    CommandScope, CompletionError, Context, DeviceMemory, Loader, Operands, OperatorPlan, PinnedMemory,
-    Region, StatusWord, Stream,
+    CommandScope, CompletionError, Context, DeviceMemory, EarlyLaunch, Loader, Operands, OperatorPlan,
+    PinnedMemory, Region, StatusWord, Stream,
 };
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,7 +54,8 @@ impl Bench {
         Ok(Self {
             context: context.clone(),
             stream: context.stream()?,
-            loader: Loader::new(context, registry.clone()),
+            // As the engine launches them.
+            loader: Loader::new(context, registry.clone()).early_launch(EarlyLaunch::WhereKernelsWait),
             registry: registry.clone(),
             status: StatusWord::new(context)?,
             pinned: PinnedMemory::allocate(context, 1 << 20)?,

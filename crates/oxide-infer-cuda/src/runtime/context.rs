@@ -178,7 +178,8 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// `raw` is a live `CUstream`, and stays so until `owner` is dropped. The caller begins no capture of it while a scope is open on it.
+    /// `raw` is a live `CUstream`, and stays so until `owner` is dropped. No other [`Stream`] is made of it: clone
+    /// this one. The caller begins no capture of it while a scope is open on it.
     pub unsafe fn external_stream(
         &self,
         raw: RawStream,

@@ -15,10 +15,11 @@ pub struct DeviceMemory {
 }
 
 struct DeviceAllocation {
-    context: Context,
     ptr: DevicePtr,
     bytes: usize,
     ownership: Ownership,
+    /// Last, so that the owner of the memory is dropped before that of its context.
+    context: Context,
 }
 
 enum Ownership {

@@ -32,9 +32,10 @@ pub struct Loader {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyLaunch {
     /// Every kernel begins after the one before has ended.
-    Never,
-    /// Where the manifest says that the kernel waits by itself.
     #[default]
+    Never,
+    /// Where the manifest says that the kernel waits by itself. Weights (operands `weight`, `norm_weight` and `bias`) may be
+    /// read before the work that is enqueued ahead has ended: only for those that no such work writes.
     WhereKernelsWait,
 }
 
@@ -81,7 +82,7 @@ impl Loader {
         Self { context: context.clone(), registry, modules: BTreeMap::new(), early_launch }
     }
 
-    /// Plans operators whose kernels may be launched early.
+    /// Whether kernels of the operators planned from now on may be launched early.
     #[must_use]
     pub fn early_launch(mut self, early_launch: EarlyLaunch) -> Self {
         self.early_launch = early_launch;

@@ -292,7 +292,7 @@ impl Drop for CommandScope {
 }
 
 fn close(work: Unsettled) -> Result<Completion, CudaError> {
-    match work.parts.event.record(&work.stream) {
+    match work.parts.event.record_at_end(&work.stream) {
         Ok(()) => Ok(Completion::new(work)),
         Err(error) => {
             std::mem::forget(work.parts.leases);

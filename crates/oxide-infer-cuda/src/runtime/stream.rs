@@ -12,7 +12,6 @@ pub struct Stream {
 }
 
 struct StreamInner {
-    context: Context,
     raw: RawStream,
     ownership: Ownership,
     /// Parts of settled scopes, so that a new scope makes no event and its lists have room. The lock is taken twice a
@@ -20,6 +19,8 @@ struct StreamInner {
     spare: Mutex<Vec<ScopeParts>>,
     /// Scopes that are open, or [`CAPTURED`].
     open: AtomicIsize,
+    /// Last, so that the owner of the stream is dropped before that of its context.
+    context: Context,
 }
 
 /// Everything enqueued on the stream goes into a graph, which keeps what its own scope leases and nothing else.
@@ -33,9 +34,8 @@ enum Ownership {
     },
 }
 
-fn captured() -> CudaError {
-    let name = "the stream is being captured".to_owned();
-    CudaError { call: "CommandScope::new", code: 900, name }
+fn captured(call: &'static str) -> CudaError {
+    CudaError { call, code: 900, name: "the stream is being captured".to_owned() }
 }
 
 /// A scope that is open on a stream.
@@ -97,8 +97,9 @@ impl Stream {
     ///
     /// # Errors
     ///
-    /// The driver call fails, or the context is poisoned.
+    /// The driver call fails, the stream is being captured, or the context is poisoned.
     pub fn wait(&self, event: &Event) -> Result<(), CudaError> {
+        self.not_captured("Stream::wait")?;
         // SAFETY: both handles are live: their objects are borrowed.
         self.context().call(|driver| unsafe { driver.stream_wait(self.raw(), event.raw()) })
     }
@@ -118,17 +119,22 @@ impl Stream {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
+    /// Work of other streams that joined a capture would be in its graph without the leases that the graph keeps.
+    fn not_captured(&self, call: &'static str) -> Result<(), CudaError> {
+        if self.inner.open.load(Ordering::Acquire) == CAPTURED { Err(captured(call)) } else { Ok(()) }
+    }
+
     /// Opens one scope more, unless the stream is captured.
     pub(super) fn open(&self) -> Result<Open, CudaError> {
         let more = |open| (open != CAPTURED).then_some(open + 1);
         let opened = self.inner.open.fetch_update(Ordering::Acquire, Ordering::Relaxed, more);
-        let open = opened.map(|_| Open(self.clone())).map_err(|_| captured())?;
+        let open = opened.map(|_| Open(self.clone())).map_err(|_| captured("CommandScope::new"))?;
         // Our own captures keep scopes out; of the caller's only the driver knows.
         if let Ownership::External { .. } = self.inner.ownership {
             // SAFETY: the stream is live.
             match self.context().call(|driver| unsafe { driver.stream_capture(self.raw()) })? {
                 Capture::None => {}
-                Capture::Active => return Err(captured()),
+                Capture::Active => return Err(captured("CommandScope::new")),
             }
         }
         Ok(open)
@@ -173,9 +179,10 @@ impl Drop for StreamInner {
 
 /// A point in a stream.
 pub struct Event {
-    context: Context,
     raw: RawEvent,
     ownership: Ownership,
+    /// Last, so that the owner of the event is dropped before that of its context.
+    context: Context,
 }
 
 impl Event {
@@ -203,8 +210,14 @@ impl Event {
     ///
     /// # Errors
     ///
-    /// The driver call fails, or the context is poisoned.
+    /// The driver call fails, the stream is being captured, or the context is poisoned.
     pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+        stream.not_captured("Event::record")?;
+        self.record_at_end(stream)
+    }
+
+    /// As [`Event::record`], for a scope that ends.
+    pub(super) fn record_at_end(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both handles are live: their objects are borrowed.
         self.context.call(|driver| unsafe { driver.event_record(self.raw, stream.raw()) })
     }

@@ -19,7 +19,7 @@ use oxide_infer::SpecError;
 use oxide_infer_cuda::artifact::{Registry, RegistryError};
 use oxide_infer_cuda::driver::CudaError;
 use oxide_infer_cuda::runtime::{
-    CommandScope, CompletionError, Context, ContextError, EnqueueError, Loader, MemoryPlanError,
+    CommandScope, CompletionError, Context, ContextError, EarlyLaunch, EnqueueError, Loader, MemoryPlanError,
     PinnedMemory, RegionError, StatusWord, Stream,
 };
 use std::collections::VecDeque;
@@ -120,7 +120,8 @@ pub fn load_cuda_on(
     upload(context, &model, &weights, &layout, &buffers.weights, progress)?;
     let status = StatusWord::new(context)?;
     let mut counters = OperatorCounters::default();
-    let mut loader = Loader::new(context, registry.clone());
+    // Weights are uploaded before the first step and never written again.
+    let mut loader = Loader::new(context, registry.clone()).early_launch(EarlyLaunch::WhereKernelsWait);
     let mut binder = Binder {
         requests: Requests { config, model: &model, sizes: &sizes, registry: &registry },
         plans: Plans::new(&mut loader),

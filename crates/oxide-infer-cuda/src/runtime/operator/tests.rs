@@ -65,14 +65,17 @@ fn an_operator_is_planned_bound_and_enqueued_from_its_manifest_alone() {
     let operator = plan.bind(&operands).unwrap();
     assert_eq!(operator.launches()[0].shape().grid, [3, 1, 1]);
     assert!(plan.artifact().manifest().launches[0].programmatic_stream_serialization);
-    assert_eq!(operator.launches()[0].shape().serialization, Serialization::Programmatic);
-    let late = loader.early_launch(EarlyLaunch::Never);
-    let late = { late }.plan_artifact(plan.artifact.clone(), plan.dimensions.clone()).unwrap();
-    assert_eq!(late.bind(&operands).unwrap().launches()[0].shape().serialization, Serialization::Full);
+    assert_eq!(operator.launches()[0].shape().serialization, Serialization::Full);
+    let early = loader.early_launch(EarlyLaunch::WhereKernelsWait);
+    let early = { early }.plan_artifact(plan.artifact.clone(), plan.dimensions.clone()).unwrap();
+    assert_eq!(
+        early.bind(&operands).unwrap().launches()[0].shape().serialization,
+        Serialization::Programmatic
+    );
     let stream = context.stream().unwrap();
     let mut scope = CommandScope::new(&stream).unwrap();
     operator.enqueue(&mut scope).unwrap();
-    drop((rows, input, residual, output, weight, operator, plan, late));
+    drop((rows, input, residual, output, weight, operator, plan, early));
     scope.finish().unwrap().wait().unwrap();
     assert_eq!(driver.launches(), 1);
     assert!(driver.violations().is_empty());

@@ -255,6 +255,24 @@ fn a_capture_takes_no_events_of_the_callers() {
     assert_eq!(capture(&|scope| scope.wait(&event)), waited);
     let recorded = Some(GraphError::Enqueue(EnqueueError::Captured { what: "recorded" }));
     assert_eq!(capture(&|scope| scope.record(&event)), recorded);
+    // Nor past the scope: another stream could join the capture, whose work the graph would not keep alive.
+    let refused = std::cell::RefCell::new(Vec::new());
+    let region = Region::<u8>::allocate(&context, 8).unwrap();
+    let graph = Graph::capture(&stream, |scope| {
+        let errors = [event.record(&stream).err(), stream.wait(&event).err()];
+        refused.borrow_mut().extend(errors.into_iter().flatten().map(|error| error.to_string()));
+        scope.fill(&region, 1)
+    });
+    graph.unwrap();
+    assert_eq!(
+        *refused.borrow(),
+        [
+            "Event::record failed: the stream is being captured (900)",
+            "Stream::wait failed: the stream is being captured (900)"
+        ]
+    );
+    event.record(&stream).unwrap();
+    stream.wait(&event).unwrap();
 }
 
 #[test]
