@@ -156,9 +156,10 @@ impl Tile {
             state: miss.map_or(Candidacy::Ready, |miss| Candidacy::NotAdmitted(miss.to_string())),
         });
         let candidates: Vec<_> = candidates.collect();
-        match candidates.is_empty() {
-            true => vec![Candidate::no_contract(Provider::OxideTile, request)],
-            false => candidates,
+        if candidates.is_empty() {
+            vec![Candidate::no_contract(Provider::OxideTile, request)]
+        } else {
+            candidates
         }
     }
 

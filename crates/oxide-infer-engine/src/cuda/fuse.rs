@@ -1,8 +1,8 @@
 //! Fewer operators for a decode step of one row: what stands around a product is computed with it.
 //!
 //! At one row a step is as long as reading the weights takes, plus what every launch adds. Kernels of one row leave no operator
-//! that only norms, turns or appends. At more rows they lose to the plain ones (measured, see `docs/artifacts.md`), so every
-//! other class has the operators as they were lowered.
+//! that only norms, turns or appends. At more rows, and for long ones, they lose to the plain ones (see
+//! `docs/artifacts.md`), so other classes and models have the operators as they were lowered.
 
 #[cfg(test)]
 mod tests;

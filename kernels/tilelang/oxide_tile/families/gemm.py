@@ -120,7 +120,7 @@ def dense_small(
         T.warpgroup_fence_operand(sum_, num_regs=ROWS * block_m // WARPGROUP)
 
     @T.macro
-    def finish(parts, extra, output, column, row, share, at):
+    def finish(parts, extra, output, row, at):
         """Add up the ranges of k of this block's part of the tile, and store it."""
         for turn in T.unroll(turns):
             unit = turn * WARPGROUP + T.get_thread_binding()
@@ -204,7 +204,7 @@ def dense_small(
                                 remote_barrier=arrived[0],
                             )
                     T.barrier_wait(arrived[0], 0)
-                finish(parts, extra, output, column, row, share, at)
+                finish(parts, extra, output, row, at)
             if splits > 1:
                 # A block's memory stays until what it sent has left it.
                 T.sync_warp()
