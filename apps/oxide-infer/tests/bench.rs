@@ -97,7 +97,7 @@ fn a_closed_loop_measures_the_servers_times_and_keeps_its_concurrency() {
     let args = ["--num-requests", "8", "--concurrency", "4", "--input-len", "17", "--output-len", "5"];
     let (code, result, stderr) = bench(&url, &args);
     assert_eq!(code, 0, "{stderr}");
-    let summary = &result["summary"];
+    let summary = &result["runs"][0]["summary"];
     assert_eq!(summary["completed"], 8);
     assert_eq!(summary["failed"], 0);
     assert_eq!(summary["input_tokens"], 8 * 17);
@@ -127,7 +127,7 @@ fn an_open_loop_sends_at_its_rate_without_waiting_for_answers() {
         ["--num-requests", "40", "--request-rate", "80", "--output-len", "2", "--warmup", "0", "--seed", "5"];
     let (code, result, stderr) = bench(&url, &args);
     assert_eq!(code, 0, "{stderr}");
-    assert_eq!(result["summary"]["completed"], 40);
+    assert_eq!(result["runs"][0]["summary"]["completed"], 40);
     let arrivals = seen.arrivals.lock().unwrap();
     let span = (*arrivals.last().unwrap() - arrivals[0]).as_secs_f64();
     // 39 gaps of mean 1/80 s are about 0.49 s; a closed loop of one would take 40 × 80 ms = 3.2 s.
@@ -142,9 +142,9 @@ fn failed_requests_are_counted_by_reason_and_fail_the_command() {
     let args = ["--num-requests", "10", "--warmup", "0", "--output-len", "1", "--api-key", "flaky"];
     let (code, result, _) = bench(&url, &args);
     assert_eq!(code, 1);
-    assert_eq!(result["summary"]["completed"], 8);
-    assert_eq!(result["summary"]["failed"], 2);
-    assert_eq!(result["failures"], json!({"HTTP status 503": 2}));
+    assert_eq!(result["runs"][0]["summary"]["completed"], 8);
+    assert_eq!(result["runs"][0]["summary"]["failed"], 2);
+    assert_eq!(result["runs"][0]["failures"], json!({"HTTP status 503": 2}));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn chat_and_prompt_files_send_what_they_say() {
     ];
     let (code, result, stderr) = bench(&format!("{url}/v1/"), &args);
     assert_eq!(code, 0, "{stderr}");
-    assert_eq!(result["summary"]["input_tokens"], 33);
+    assert_eq!(result["runs"][0]["summary"]["input_tokens"], 33);
     let bodies = seen.bodies.lock().unwrap();
     let sent: Vec<_> = bodies.iter().map(|body| body["messages"][0]["content"].as_str().unwrap()).collect();
     assert_eq!(sent, ["first", "second", "first"]);

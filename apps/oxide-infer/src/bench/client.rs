@@ -18,6 +18,8 @@ pub(crate) struct Sample {
     pub(crate) gaps: Vec<Duration>,
     pub(crate) input_tokens: usize,
     pub(crate) output_tokens: usize,
+    /// The whole answer.
+    pub(crate) text: String,
 }
 
 /// Why a request was not answered in full. Requests that failed for the same reason are counted together.
@@ -107,6 +109,7 @@ impl Client {
         &self.url
     }
 
+    /// The model's name in requests.
     pub(crate) fn model(&self) -> &str {
         &self.model
     }
@@ -243,6 +246,7 @@ struct Progress {
     first: Option<Instant>,
     last: Option<Instant>,
     gaps: Vec<Duration>,
+    text: String,
     usage: Option<Usage>,
     done: Option<Instant>,
 }
@@ -257,12 +261,12 @@ impl Progress {
         if let Some(error) = chunk.error {
             return Err(Failure::Server(error.message));
         }
-        let has_text = chunk.choices.iter().any(|choice| {
-            let text =
-                choice.text.as_deref().or(choice.delta.as_ref().and_then(|delta| delta.content.as_deref()));
-            text.is_some_and(|text| !text.is_empty())
-        });
-        if has_text {
+        let before = self.text.len();
+        for choice in &chunk.choices {
+            let delta = choice.delta.as_ref().and_then(|delta| delta.content.as_deref());
+            self.text.push_str(choice.text.as_deref().or(delta).unwrap_or_default());
+        }
+        if self.text.len() > before {
             if let Some(last) = self.last {
                 self.gaps.push(now - last);
             }
@@ -285,6 +289,7 @@ impl Progress {
             gaps: self.gaps,
             input_tokens: usage.prompt_tokens,
             output_tokens: usage.completion_tokens,
+            text: self.text,
         })
     }
 }
@@ -333,6 +338,7 @@ mod tests {
             gaps: vec![ms(20), ms(30)],
             input_tokens: 7,
             output_tokens: 3,
+            text: "abc".to_owned(),
         };
         assert_eq!(sample, expected);
     }

@@ -1,6 +1,7 @@
 //! Results as a table and as JSON.
 
 use super::client::Failure;
+use super::compare::{Compared, WorkDone};
 use super::offline::EngineSpeed;
 use super::stats::{Distribution, Summary};
 use crate::cli::values::ByteSize;
@@ -9,7 +10,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 /// How often each failure happened.
-pub(crate) fn count_failures(failures: &[Failure]) -> BTreeMap<String, usize> {
+pub(crate) fn count_failures<'a>(failures: impl IntoIterator<Item = &'a Failure>) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for failure in failures {
         *counts.entry(failure.to_string()).or_insert(0) += 1;
@@ -35,20 +36,29 @@ pub(crate) fn table(summary: &Summary, failures: &BTreeMap<String, usize>) -> St
     line("requests per second", format!("{:.3}", summary.requests_per_s));
     line("output tokens per second", format!("{:.2}", summary.output_tokens_per_s));
     line("total tokens per second", format!("{:.2}", summary.total_tokens_per_s));
-    let _ = writeln!(out, "\n{:<10}{:>10}{:>10}{:>10}{:>10}{:>10}", "ms", "mean", "p50", "p90", "p95", "p99");
+    let _ = writeln!(out, "\n{:<14}{:>10}{:>10}{:>10}{:>10}{:>10}", "ms", "mean", "p50", "p90", "p95", "p99");
+    // Where all requests are of one kind, the line above says it already.
+    let (first_wave, afterwards) = match (&summary.ttft_first_wave_ms, &summary.ttft_afterwards_ms) {
+        (Some(_), Some(_)) => (&summary.ttft_first_wave_ms, &summary.ttft_afterwards_ms),
+        _ => (&None, &None),
+    };
     for (name, times) in [
         ("TTFT", &summary.ttft_ms),
+        ("  first wave", first_wave),
+        ("  afterwards", afterwards),
         ("ITL", &summary.itl_ms),
         ("TPOT", &summary.tpot_ms),
         ("E2E", &summary.e2e_ms),
     ] {
-        row(&mut out, name, times.as_ref());
+        if times.is_some() || !name.starts_with(' ') {
+            row(&mut out, name, times.as_ref());
+        }
     }
     out
 }
 
 fn row(out: &mut String, name: &str, times: Option<&Distribution>) {
-    let _ = write!(out, "{name:<10}");
+    let _ = write!(out, "{name:<14}");
     match times {
         Some(t) => {
             for value in [t.mean, t.p50, t.p90, t.p95, t.p99] {
@@ -58,6 +68,59 @@ fn row(out: &mut String, name: &str, times: Option<&Distribution>) {
         }
         None => out.push_str("         -\n"),
     }
+}
+
+/// Every metric over the turns of one server, or of two with the ratios, for a reader.
+pub(crate) fn turns_table(metrics: &[Compared], turns: usize) -> String {
+    let two = metrics.iter().any(|metric| metric.against.is_some());
+    let mut out = format!("{:<22}{:>30}", format!("median of {turns} (range)"), "--url");
+    if two {
+        let _ = write!(out, "{:>30}{:>8}", "--against", "ratio");
+    }
+    out.push('\n');
+    for metric in metrics.iter().filter(|metric| metric.url.is_some() || metric.against.is_some()) {
+        let _ = write!(out, "{:<22}{:>30}", metric.label, spread(metric.url.as_ref()));
+        if two {
+            let ratio = metric.ratio.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.2}"));
+            let _ = write!(out, "{:>30}{ratio:>8}", spread(metric.against.as_ref()));
+        }
+        out.push('\n');
+    }
+    if two {
+        out.push_str("A ratio over 1 means that --url is better.\n");
+    }
+    out
+}
+
+fn spread(values: Option<&Distribution>) -> String {
+    values.map_or_else(|| "-".to_owned(), |v| format!("{:.2} ({:.2} to {:.2})", v.p50, v.min, v.max))
+}
+
+/// Whether two servers did the same work, for a reader.
+pub(crate) fn work_lines(work: &WorkDone) -> String {
+    let WorkDone { url, against, answered_by_both: both, .. } = work;
+    let mut out = if work.is_the_same() {
+        format!("same work: {both} requests, {} tokens in and {} out on each\n", url.input, url.output)
+    } else {
+        format!(
+            "NOT THE SAME WORK: of {both} requests that both answered, {} tokens in and {} out on --url, {} in and {} out \
+             on --against\n",
+            url.input, url.output, against.input, against.output
+        )
+    };
+    for (count, what) in [
+        (work.not_answered_by_both, "requests were not answered in full by both"),
+        (work.prompts_that_differ_in_length, "prompts have another number of tokens on --against"),
+        (work.answers_that_differ_in_length, "answers have another number of tokens on --against"),
+        (url.answers_of_another_length, "answers of --url are not as long as was asked for"),
+        (against.answers_of_another_length, "answers of --against are not as long as was asked for"),
+    ] {
+        if count > 0 {
+            let _ = writeln!(out, "  {count} {what}");
+        }
+    }
+    let _ = writeln!(out, "answers: {} of {both} have the same text on both", work.answers_that_are_equal);
+    out
 }
 
 /// The engine's speed for a reader.

@@ -1,6 +1,7 @@
 //! Percentiles and rates.
 
 use super::Outcome;
+use super::client::{Failure, Sample};
 use serde::Serialize;
 
 /// Of a set of measurements, in the unit that they have.
@@ -57,6 +58,10 @@ pub(crate) struct Summary {
     pub(crate) total_tokens_per_s: f64,
     /// Time from sending a request to its first token.
     pub(crate) ttft_ms: Option<Distribution>,
+    /// The same of the requests that a closed loop sends at once at the start.
+    pub(crate) ttft_first_wave_ms: Option<Distribution>,
+    /// The same of all others.
+    pub(crate) ttft_afterwards_ms: Option<Distribution>,
     /// Time from one piece of the stream to the next, over all requests.
     pub(crate) itl_ms: Option<Distribution>,
     /// For each request of two tokens or more: time after the first token, per token.
@@ -68,18 +73,23 @@ pub(crate) struct Summary {
 impl Summary {
     pub(crate) fn of(outcome: &Outcome) -> Self {
         const MS: f64 = 1e3;
-        let samples = &outcome.samples;
+        let samples: Vec<_> = outcome.samples().collect();
         let seconds = outcome.duration.as_secs_f64();
         let input_tokens = samples.iter().map(|s| s.input_tokens).sum();
         let output_tokens = samples.iter().map(|s| s.output_tokens).sum();
         let per_second = |count: usize| if seconds > 0.0 { count as f64 / seconds } else { 0.0 };
-        let times = |of: &dyn Fn(&super::Sample) -> Option<f64>| {
-            Distribution::of(samples.iter().filter_map(of).map(|seconds| seconds * MS).collect())
+        let times = |of: &dyn Fn(&Sample) -> Option<f64>| {
+            Distribution::of(samples.iter().filter_map(|s| of(s)).map(|seconds| seconds * MS).collect())
         };
+        let ttft = |part: &[Result<Sample, Failure>]| {
+            let answered = part.iter().filter_map(|result| result.as_ref().ok());
+            Distribution::of(answered.map(|s| s.ttft.as_secs_f64() * MS).collect())
+        };
+        let (first_wave, afterwards) = outcome.results.split_at(outcome.first_wave);
         let itl = samples.iter().flat_map(|s| &s.gaps).map(|gap| gap.as_secs_f64() * MS);
         Self {
             completed: samples.len(),
-            failed: outcome.failures.len(),
+            failed: outcome.failures().count(),
             duration_s: seconds,
             input_tokens,
             output_tokens,
@@ -87,6 +97,8 @@ impl Summary {
             output_tokens_per_s: per_second(output_tokens),
             total_tokens_per_s: per_second(input_tokens + output_tokens),
             ttft_ms: times(&|s| Some(s.ttft.as_secs_f64())),
+            ttft_first_wave_ms: ttft(first_wave),
+            ttft_afterwards_ms: ttft(afterwards),
             itl_ms: Distribution::of(itl.collect()),
             tpot_ms: times(&|s| {
                 let after_first = (s.e2e - s.ttft).as_secs_f64();
@@ -100,7 +112,6 @@ impl Summary {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::client::{Failure, Sample};
     use std::time::Duration;
 
     #[test]
@@ -124,14 +135,17 @@ mod tests {
     #[test]
     fn rates_and_times_follow_their_definitions() {
         let ms = Duration::from_millis;
-        let samples = vec![
+        let sample = |ttft, e2e, gaps, input_tokens, output_tokens| {
+            Ok(Sample { ttft, e2e, gaps, input_tokens, output_tokens, text: String::new() })
+        };
+        let results = vec![
             // First token after 100 ms, then four more in 200 ms: TPOT 50 ms.
-            Sample { ttft: ms(100), e2e: ms(300), gaps: vec![ms(50); 4], input_tokens: 10, output_tokens: 5 },
+            sample(ms(100), ms(300), vec![ms(50); 4], 10, 5),
+            Err(Failure::Status(503)),
             // One token: it has no TPOT.
-            Sample { ttft: ms(200), e2e: ms(200), gaps: vec![], input_tokens: 30, output_tokens: 1 },
+            sample(ms(200), ms(200), vec![], 30, 1),
         ];
-        let failures = vec![Failure::Status(503)];
-        let found = Summary::of(&Outcome { samples, failures, duration: ms(500) });
+        let found = Summary::of(&Outcome { results, first_wave: 2, duration: ms(500) });
         assert_eq!((found.completed, found.failed), (2, 1));
         assert_eq!((found.input_tokens, found.output_tokens), (40, 6));
         assert!((found.requests_per_s - 4.0).abs() < 1e-9);
@@ -139,6 +153,8 @@ mod tests {
         assert!((found.total_tokens_per_s - 92.0).abs() < 1e-9);
         let mean = |d: Option<Distribution>| (d.unwrap().mean * 1e6).round() / 1e6;
         assert_eq!(mean(found.ttft_ms), 150.0);
+        assert_eq!(mean(found.ttft_first_wave_ms), 100.0);
+        assert_eq!(mean(found.ttft_afterwards_ms), 200.0);
         assert_eq!(mean(found.itl_ms), 50.0);
         assert_eq!(mean(found.tpot_ms), 50.0);
         assert_eq!(mean(found.e2e_ms), 250.0);

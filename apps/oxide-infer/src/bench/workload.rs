@@ -26,12 +26,18 @@ pub(crate) struct Arrivals {
     pub(crate) due: Vec<Duration>,
     /// Requests that may be in flight; one that is due waits for its turn.
     pub(crate) concurrency: Option<NonZeroUsize>,
+    /// Requests that are sent at once at the start; 0 if they come one by one.
+    pub(crate) first_wave: usize,
 }
 
 impl Arrivals {
     /// Every request is due at once and `concurrency` bounds those in flight.
     pub(crate) fn closed_loop(count: usize, concurrency: NonZeroUsize) -> Self {
-        Self { due: vec![Duration::ZERO; count], concurrency: Some(concurrency) }
+        Self {
+            due: vec![Duration::ZERO; count],
+            concurrency: Some(concurrency),
+            first_wave: count.min(concurrency.get()),
+        }
     }
 
     /// A Poisson process of `rate` requests per second: gaps are exponential with mean `1 / rate`.
@@ -47,7 +53,7 @@ impl Arrivals {
             at -= (1.0 - rng.uniform()).ln() / rate;
             due
         });
-        Self { due: due.collect(), concurrency }
+        Self { due: due.collect(), concurrency, first_wave: 0 }
     }
 }
 

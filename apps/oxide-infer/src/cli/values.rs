@@ -1,6 +1,7 @@
 //! Values that options take and that need more than a standard parser.
 
 use std::fmt;
+use std::num::NonZeroUsize;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -74,6 +75,60 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     Duration::try_from_secs_f64(seconds).map_err(|_| wrong())
 }
 
+/// How many requests to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RequestCount {
+    /// This many.
+    Exactly(usize),
+    /// This many times as many as are in flight at once.
+    Waves(usize),
+}
+
+impl RequestCount {
+    /// The number where `concurrency` requests are in flight; `None` where nothing bounds them and waves are counted.
+    pub(crate) fn at(self, concurrency: Option<NonZeroUsize>) -> Option<usize> {
+        match self {
+            RequestCount::Exactly(count) => Some(count),
+            RequestCount::Waves(waves) => waves.checked_mul(concurrency?.get()),
+        }
+    }
+}
+
+impl FromStr for RequestCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = |_| {
+            format!(
+                "`{text}` is not a number of requests; write one such as 100, or 4x for four times the concurrency"
+            )
+        };
+        match text.strip_suffix('x') {
+            Some(waves) => waves.parse().map(RequestCount::Waves).map_err(wrong),
+            None => text.parse().map(RequestCount::Exactly).map_err(wrong),
+        }
+    }
+}
+
+impl fmt::Display for RequestCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RequestCount::Exactly(count) => write!(f, "{count}"),
+            RequestCount::Waves(waves) => write!(f, "{waves}x"),
+        }
+    }
+}
+
+/// Parses a number of requests that is above 0.
+pub(crate) fn some_requests(text: &str) -> Result<RequestCount, String> {
+    match text.parse()? {
+        RequestCount::Exactly(0) | RequestCount::Waves(0) => {
+            Err("there must be a request to measure".to_owned())
+        }
+        count => Ok(count),
+    }
+}
+
 /// Where the model runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DeviceArg {
@@ -127,6 +182,22 @@ impl FromStr for WeightsArg {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn requests_are_counted_alone_or_by_the_concurrency() {
+        let at = |text: &str, concurrency| {
+            text.parse::<RequestCount>().map(|count| count.at(NonZeroUsize::new(concurrency)))
+        };
+        assert_eq!(at("100", 16), Ok(Some(100)));
+        assert_eq!(at("4x", 16), Ok(Some(64)));
+        assert_eq!(at("4x", 0), Ok(None));
+        assert_eq!(at("18446744073709551615x", 2), Ok(None));
+        for wrong in ["", "x", "-1", "1.5x", "4X"] {
+            let error = at(wrong, 1).unwrap_err();
+            assert!(error.contains(&format!("`{wrong}` is not a number of requests")), "{error}");
+        }
+        assert!(some_requests("0x").is_err() && some_requests("0").is_err() && some_requests("1x").is_ok());
+    }
 
     #[test]
     fn sizes_take_binary_and_decimal_units() {

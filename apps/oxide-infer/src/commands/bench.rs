@@ -1,11 +1,13 @@
 //! `oxide-infer bench`.
 
 use crate::bench::client::Client;
+use crate::bench::compare::{self, WorkDone};
 use crate::bench::offline::{self, Work};
 use crate::bench::report;
-use crate::bench::stats::Summary;
+use crate::bench::turns::{self, Load, Round, Row, Servers};
 use crate::bench::workload::{self, Arrivals, Prompt, Request, Rng};
 use crate::cli::options::{BenchArgs, BenchEndpoint, OnlineBenchOptions};
+use crate::cli::values::RequestCount;
 use crate::{load, terminal};
 use anyhow::Context;
 use std::num::NonZeroUsize;
@@ -23,7 +25,7 @@ pub(crate) fn run(args: BenchArgs) -> anyhow::Result<ExitCode> {
 async fn offline(args: &BenchArgs) -> anyhow::Result<ExitCode> {
     let model = args.model.as_deref().context("--model or --url is needed")?;
     let engine = load::load_to_measure(model, args.offline.device, &args.offline.engine).await?;
-    let repeat = args.offline.repeat.get();
+    let repeat = args.repeat.map_or(5, NonZeroUsize::get);
     let work = Work {
         batch: args.offline.batch.get(),
         input_len: args.input_len.get(),
@@ -50,56 +52,85 @@ fn report_result(
     table: &str,
     json: impl FnOnce() -> anyhow::Result<serde_json::Value>,
 ) -> anyhow::Result<()> {
-    let path = args.json.as_deref();
-    if path.is_none_or(|path| path.as_os_str() != "-") {
+    if !json_goes_to_stdout(args) {
         terminal::print(table)?;
     }
-    match path {
+    match &args.json {
         Some(path) => report::write_json(path, &json()?),
         None => Ok(()),
     }
 }
 
-async fn online(url: &str, args: BenchArgs) -> anyhow::Result<ExitCode> {
-    let options = &args.online;
-    let key = options.api_key.clone();
-    let client = Client::connect(url, options.endpoint, args.model.clone(), key, options.timeout).await?;
-    let client = Arc::new(client);
-    let mut rng = Rng::new(args.seed);
-    let mut requests = requests(&args, &mut rng)?;
-    let arrivals = arrivals(options, &mut rng)?;
-
-    let warmup: Vec<Request> = requests.drain(..options.warmup).collect();
-    for request in &warmup {
-        if let Err(failure) = client.send(request).await {
-            anyhow::bail!("the first request to {} failed: {failure}", client.url());
-        }
-    }
-    tracing::info!("sending {} requests to {} for {}", requests.len(), client.url(), client.model());
-    let outcome = crate::bench::drive(&client, requests, &arrivals).await;
-    let summary = Summary::of(&outcome);
-    let failures = report::count_failures(&outcome.failures);
-    report_result(&args, &report::table(&summary, &failures), || {
-        Ok(serde_json::json!({
-            "url": client.url(),
-            "model": client.model(),
-            "num_requests": options.num_requests,
-            "concurrency": arrivals.concurrency,
-            "request_rate": options.request_rate,
-            "input_len": args.input_len,
-            "output_len": args.output_len,
-            "seed": args.seed,
-            "failures": failures,
-            "summary": serde_json::to_value(&summary)?,
-        }))
-    })?;
-    Ok(if summary.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+fn json_goes_to_stdout(args: &BenchArgs) -> bool {
+    args.json.as_ref().is_some_and(|path| path.as_os_str() == "-")
 }
 
-/// The warm-up requests and after them the measured ones.
-fn requests(args: &BenchArgs, rng: &mut Rng) -> anyhow::Result<Vec<Request>> {
+async fn online(url: &str, args: BenchArgs) -> anyhow::Result<ExitCode> {
+    let servers = connect(url, &args).await?;
+    let mut rng = Rng::new(args.seed);
+    let mut rows = Vec::new();
+    for concurrency in concurrencies(&args.online) {
+        let work = load_of(&args, concurrency, &mut rng)?;
+        let row = turns::run(&servers, work).await?;
+        if !json_goes_to_stdout(&args) {
+            terminal::print(&report_row(&row))?;
+        }
+        rows.push(row);
+    }
+    if let Some(path) = &args.json {
+        report::write_json(path, &record(&servers, &args, &rows)?)?;
+    }
+    let failed: usize = rows.iter().map(Row::failed).sum();
+    Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+async fn connect(url: &str, args: &BenchArgs) -> anyhow::Result<Servers> {
     let options = &args.online;
-    let count = options.warmup + options.num_requests.get();
+    let connect = async |url: &str, model: &Option<String>, key: &Option<String>| -> anyhow::Result<_> {
+        let (endpoint, timeout) = (options.endpoint, options.timeout);
+        Ok(Arc::new(Client::connect(url, endpoint, model.clone(), key.clone(), timeout).await?))
+    };
+    let url = connect(url, &args.model, &options.api_key).await?;
+    let against = match &options.against {
+        Some(other) => Some(connect(other, &options.against_model, &options.against_api_key).await?),
+        None => None,
+    };
+    Ok(Servers { url, against })
+}
+
+/// The numbers of requests in flight to measure at; `None` is without bound.
+fn concurrencies(options: &OnlineBenchOptions) -> Vec<Option<NonZeroUsize>> {
+    match (options.concurrency.as_slice(), options.request_rate) {
+        ([], None) => vec![Some(NonZeroUsize::MIN)],
+        ([], Some(_)) => vec![None],
+        (several, _) => several.iter().copied().map(Some).collect(),
+    }
+}
+
+/// What the servers get at one concurrency.
+fn load_of(args: &BenchArgs, concurrency: Option<NonZeroUsize>, rng: &mut Rng) -> anyhow::Result<Load> {
+    let options = &args.online;
+    let count = |option: &str, count: RequestCount| {
+        count
+            .at(concurrency)
+            .with_context(|| format!("{option} {count} counts by --concurrency, which does not bound it"))
+    };
+    let warmup = options.warmup.unwrap_or(match options.against {
+        Some(_) => RequestCount::Waves(1),
+        None => RequestCount::Exactly(1),
+    });
+    let warmup = requests(args, count("--warmup", warmup)?, rng)?;
+    let measured = count("--num-requests", options.num_requests)?;
+    let repeat = args.repeat.map_or(if options.against.is_some() { 3 } else { 1 }, NonZeroUsize::get);
+    let rounds = (0..repeat).map(|_| {
+        let requests = requests(args, measured, rng)?;
+        Ok(Round { requests, arrivals: arrivals(options, measured, concurrency, rng)? })
+    });
+    Ok(Load { concurrency, warmup, rounds: rounds.collect::<anyhow::Result<_>>()? })
+}
+
+fn requests(args: &BenchArgs, count: usize, rng: &mut Rng) -> anyhow::Result<Vec<Request>> {
+    let options = &args.online;
     let max_tokens = args.output_len.get();
     let len = args.input_len.get();
     anyhow::ensure!(
@@ -124,14 +155,78 @@ fn requests(args: &BenchArgs, rng: &mut Rng) -> anyhow::Result<Vec<Request>> {
     Ok(prompts.into_iter().map(|prompt| Request { prompt, max_tokens }).collect())
 }
 
-fn arrivals(options: &OnlineBenchOptions, rng: &mut Rng) -> anyhow::Result<Arrivals> {
-    let count = options.num_requests.get();
+fn arrivals(
+    options: &OnlineBenchOptions,
+    count: usize,
+    concurrency: Option<NonZeroUsize>,
+    rng: &mut Rng,
+) -> anyhow::Result<Arrivals> {
     match options.request_rate {
-        None => Ok(Arrivals::closed_loop(count, options.concurrency.unwrap_or(NonZeroUsize::MIN))),
+        None => Ok(Arrivals::closed_loop(count, concurrency.unwrap_or(NonZeroUsize::MIN))),
         Some(rate) => {
             let possible = rate.is_finite() && rate > 0.0;
             anyhow::ensure!(possible, "--request-rate {rate} is not possible; it must be above 0");
-            Ok(Arrivals::open_loop(count, rate, options.concurrency, rng))
+            Ok(Arrivals::open_loop(count, rate, concurrency, rng))
         }
     }
+}
+
+/// What was found at one concurrency, for a reader.
+fn report_row(row: &Row) -> String {
+    let mut out = match row.load.concurrency {
+        Some(concurrency) => format!("== concurrency {concurrency}\n"),
+        None => String::new(),
+    };
+    if let [turn] = row.turns.as_slice() {
+        let failures = report::count_failures(turn.outcome.failures());
+        return out + &report::table(&turn.summary, &failures);
+    }
+    out.push_str(&report::turns_table(&compare::metrics(row), row.load.rounds.len()));
+    for turn in row.turns.iter().filter(|turn| turn.summary.failed > 0) {
+        for (reason, count) in report::count_failures(turn.outcome.failures()) {
+            out.push_str(&format!(
+                "FAILED in round {} of {}: {count} × {reason}\n",
+                turn.round + 1,
+                turn.side
+            ));
+        }
+    }
+    if let Some(work) = WorkDone::of(row) {
+        out.push_str(&report::work_lines(&work));
+    }
+    out
+}
+
+/// Everything that was found: every turn, and of each concurrency every metric over the turns.
+fn record(servers: &Servers, args: &BenchArgs, rows: &[Row]) -> anyhow::Result<serde_json::Value> {
+    let mut runs = Vec::new();
+    let mut medians = Vec::new();
+    for row in rows {
+        let concurrency = row.load.concurrency;
+        for turn in &row.turns {
+            let client = servers.get(turn.side).context("a turn without a server")?;
+            runs.push(serde_json::json!({
+                "server": turn.side,
+                "round": turn.round,
+                "url": client.url(),
+                "model": client.model(),
+                "num_requests": turn.outcome.results.len(),
+                "concurrency": concurrency,
+                "request_rate": args.online.request_rate,
+                "input_len": args.input_len,
+                "output_len": args.output_len,
+                "seed": args.seed,
+                "failures": report::count_failures(turn.outcome.failures()),
+                "summary": serde_json::to_value(&turn.summary)?,
+            }));
+        }
+        medians.push(serde_json::json!({
+            "concurrency": concurrency,
+            "rounds": row.load.rounds.len(),
+            "warmup": row.load.warmup.len(),
+            "metrics": compare::metrics(row),
+            "work": WorkDone::of(row),
+        }));
+    }
+    Ok(serde_json::json!({ "version": env!("CARGO_PKG_VERSION"), "runs": runs, "rows": medians }))
 }
