@@ -54,7 +54,7 @@ test:
 
 # --- Check -------------------------------------------------------------------------------------------------------
 
-CHECKS := fmt clippy doc deny typos ruff shellcheck artifacts-check
+CHECKS := fmt clippy doc deny typos ruff shellcheck figures artifacts-check
 
 .PHONY: check
 ## check: run every check: format, lints, documentation, dependencies, spelling, scripts
@@ -100,6 +100,12 @@ ruff:
 shellcheck:
 	@if $(TOOL) --has python3; then tool=$$($(TOOL) shellcheck); echo "$$tool"; "$$tool" scripts/*.sh .ci/run; \
 	else echo "skipped: shellcheck is installed with Python, which is not here"; fi
+
+.PHONY: figures
+## figures: check that README, docs and plots show what the speed records say
+figures:
+	@if command -v python3 >/dev/null; then python3 benchmarks/speed/report.py --check; \
+	else echo "skipped: there is no Python here"; fi
 
 # --- Release -----------------------------------------------------------------------------------------------------
 

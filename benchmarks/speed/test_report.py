@@ -1,0 +1,100 @@
+"""Run with pytest; scripts/test.sh does."""
+
+import plot_inputs
+import pytest
+import records
+import report
+from records import Measured, find
+
+
+def target(**changes):
+    row = {"work": "decode", "section": "runs", "where": {"batch": 8}, "metric": "speed.step", "unit": "ms"}
+    return row | {"better": "lower", "target": 1.1} | changes
+
+
+def offline(median, least, greatest):
+    return {"runs": [{"batch": 8, "speed": {"step": {"p50": median, "min": least, "max": greatest}}}]}
+
+
+def test_several_rounds_of_a_server_become_a_median_and_those_of_the_other_server_are_left_out():
+    def turn(server, rate):
+        return {"server": server, "concurrency": 4, "summary": {"rate": rate}}
+
+    record = {"server": [turn("url", 10), turn("against", 90), turn("against", 80), turn("url", 30), turn("url", 20)]}
+    assert find(record, "summary.rate", "server", {"concurrency": 4}) == Measured(20, 10, 30)
+    assert find(record, "summary.rate", "server", {"concurrency": 5}) is None
+    assert find(record, "summary.ttft.p99", "server", {"concurrency": 4}) is None
+
+
+def test_a_model_is_named_by_how_its_name_begins_and_a_record_before_rounds_has_one_value():
+    record = {"runs": [{"model": "A 7B, random", "x": 1}, {"model": "A 1.5B", "x": 2}]}
+    assert find(record, "x", "runs", {"model": "A 1.5B"}) == Measured(2)
+    assert find(record, "x", "runs", {"model": "A"}) == Measured(1.5, 1, 2)
+    assert find({"start_s": 64}, "start_s") == Measured(64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "median", "word", "ratio"),
+    [
+        ({}, 1.1, "met", "2.00"),
+        ({}, 1.101, "**missed**", "2.00"),
+        ({"better": "higher"}, 1.1, "met", "0.50"),
+        ({"better": "higher"}, 1.099, "**missed**", "0.50"),
+    ],
+)
+def test_a_target_is_met_in_its_direction_and_the_ratio_is_over_one_where_this_engine_is_better(
+    changes, median, word, ratio
+):
+    cells = report.target_row(target(**changes), offline(median, 1, 2), offline(median * 2, 1, 2)).split(" | ")
+    assert (cells[3], cells[5]) == (word, f"{ratio} |")
+
+
+def test_what_a_record_does_not_tell_apart_is_met_only_if_the_greatest_of_all_is():
+    part = target(metric="speed.part.p99", in_all="speed.step", target=800)
+    peer = {"runs": [{"batch": 8, "speed": {"step": {"p99": 922}}}]}
+    met = report.target_row(part, offline(100, 10, 734.3), peer)
+    assert met == "| decode, ms | at most 734 | ≤ 800 | met | 922 in all | – |"
+    unknown = report.target_row(part | {"target": 300}, offline(100, 10, 734.3), peer)
+    assert "| at most 734 | ≤ 300 | not measured |" in unknown
+    assert "| – | ≤ 1.1 | not measured | – | – |" in report.target_row(target(), {"runs": []}, {"runs": []})
+
+
+def test_numbers_are_written_as_a_reader_expects():
+    assert [report.number(value) for value in (4.698, 47.9, 582.6, 8989.4)] == ["4.7", "48", "583", "8,989"]
+    measured = [report.precise(value) for value in (1.2, 10.248, 734.262, 29033.1)]
+    assert measured == ["1.200", "10.25", "734", "29,033"]
+    assert [report.given(value) for value in (1.05, 2.0, 9731, 10.03)] == ["1.05", "2", "9,731", "10.03"]
+
+
+def test_a_block_is_replaced_between_its_marks_which_must_be_there_once():
+    marks = report.MARK.format(name="x"), report.END.format(name="x")
+    assert (
+        report.replace(f"a\n{marks[0]}\nold\n{marks[1]}\nb", "x", "new\\1") == f"a\n{marks[0]}\nnew\\1\n{marks[1]}\nb"
+    )
+    for text in ("none", f"{marks[0]}\n{marks[1]}\n{marks[0]}\n{marks[1]}"):
+        with pytest.raises(SystemExit, match="there must be one"):
+            report.replace(text, "x", "new")
+
+
+def test_every_target_names_something_that_its_peer_or_the_record_can_have():
+    record, vllm = records.load(records.newest()), records.load(records.VLLM)
+    for row in records.load(records.TARGETS)["rows"]:
+        found = [
+            find(of, metric, row.get("section"), row.get("where"))
+            for of in (record, vllm)
+            for metric in (row["metric"], row.get("in_all", "-") + ".p99")
+        ]
+        assert any(found), row["work"]
+
+
+def test_the_check_fails_when_a_block_or_a_plot_is_not_of_the_records(monkeypatch, capsys):
+    assert report.main(["--check"]) == 0
+    record = records.load(records.newest())
+    record["server"][0]["summary"]["output_tokens_per_s"] = 777
+    changed = report.gpu_block(record, records.load(records.VLLM), "x.md")
+    monkeypatch.setattr(report, "blocks", lambda: {"README.md": {"gpu": changed}})
+    monkeypatch.setattr(plot_inputs, "digest", lambda: "another")
+    assert report.main(["--check"]) == 1
+    shown = capsys.readouterr().out
+    assert "-| 1 | 814 | 453 | 4.7 | 20 |" in shown and "+| 1 | 777 | 453 | 4.7 | 20 |" in shown
+    assert "serving-dark.svg was drawn from other records or by another script" in shown
