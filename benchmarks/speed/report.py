@@ -131,13 +131,14 @@ def spread(value: Measured) -> str:
 
 
 def targets_block(targets: list, record: dict, vllm: dict, name: str) -> str:
-    limits = record["limits_measured_beside_the_products"]
+    beside = "in the same run" if "limits" in record else "beside the products"
+    limits = record.get("limits") or record["limits_measured_beside_the_products"]
     rows = [target_row(target, record, vllm) for target in targets]
     counts = {word: sum(f"| {word} |" in row for row in rows) for word in ("met", "**missed**", "not measured")}
     return "\n".join(
         [
             f"From [{name}](evidence/{name}) (revision {record['revision'][:7]}, {record['device']}, driver "
-            f"{record['driver']}; of the machine, measured beside the products: memory {limits['GB/s']:,.0f} GB/s, "
+            f"{record['driver']}; of the machine, measured {beside}: memory {limits['GB/s']:,.0f} GB/s, "
             f"bf16 products {limits['TFLOP/s']:,.0f} TFLOP/s)",
             f"and [{records.VLLM.name}](evidence/{records.VLLM.name}). {counts['met']} met, "
             f"{counts['**missed**']} missed, {counts['not measured']} not measured. Medians (least to greatest where",

@@ -1,5 +1,6 @@
 """Run with pytest; scripts/test.sh does."""
 
+import measure
 import plot_inputs
 import pytest
 import records
@@ -85,6 +86,26 @@ def test_every_target_names_something_that_its_peer_or_the_record_can_have():
             for metric in (row["metric"], row.get("in_all", "-") + ".p99")
         ]
         assert any(found), row["work"]
+
+
+def test_measuring_makes_a_row_for_every_target():
+    runs = [
+        {"model": f"{name}, --weights random:1", "batch": batch, "input_len": inputs}
+        for name, works in measure.BATCHES.items()
+        for batch, inputs, _, _ in works
+    ]
+    server = [{"concurrency": concurrency} for concurrency in measure.CONCURRENCIES]
+    record = {"runs": [run | {"is": 1} for run in runs], "server": [row | {"is": 1} for row in server]}
+    for row in records.load(records.TARGETS)["rows"]:
+        if "section" in row:
+            assert find(record, "is", row["section"], row["where"]) == Measured(1), row["work"]
+
+
+def test_a_model_of_another_shape_is_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"hidden_size": 1536, "num_hidden_layers": 28}')
+    measure.check_shape("Qwen2.5-1.5B shape", tmp_path)
+    with pytest.raises(SystemExit, match="hidden_size is 1536; it must be 3584"):
+        measure.check_shape("Qwen2.5-7B shape", tmp_path)
 
 
 def test_the_check_fails_when_a_block_or_a_plot_is_not_of_the_records(monkeypatch, capsys):

@@ -1,0 +1,191 @@
+"""Measures every row of targets.json with `oxide-infer bench`, and the machine's limits beside them, into one record.
+
+Usage: measure.py --binary OXIDE_INFER --model-1.5b DIR [--model-7b DIR] --revision REV --record FILE
+                  [--device cuda] [--quick]
+
+A directory with no .safetensors is given `--weights random:1`. Batches are measured in processes of their own; the
+server is started once, timed to its first completion where it reads weights, and measured at every concurrency. Limits
+are those of `kernels/tilelang/device_check/floors.py`, which needs PyTorch. --quick shrinks all work, to try this
+script where there is no GPU: such a record says so, and is no evidence of anything.
+"""
+
+import argparse
+import contextlib
+import datetime
+import http.client
+import json
+import pathlib
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import records
+
+SHAPES = {
+    "Qwen2.5-1.5B shape": {"hidden_size": 1536, "num_hidden_layers": 28},
+    "Qwen2.5-7B shape": {"hidden_size": 3584, "num_hidden_layers": 28},
+}
+# Batch, tokens in, tokens out, repetitions.
+BATCHES = {
+    "Qwen2.5-1.5B shape": [(1, 128, 128, 5), (1, 512, 128, 3), (1, 2048, 128, 3), (1, 4096, 128, 5)]
+    + [(batch, 512, 128, 5) for batch in (8, 16, 32, 64, 128, 256)]
+    + [(16, 4096, 2, 5)],
+    "Qwen2.5-7B shape": [(1, 128, 128, 5), (256, 512, 64, 3), (16, 4096, 2, 3)],
+}
+CONCURRENCIES = [1, 16, 64, 256]
+ROUNDS = 3
+LIMITS = (
+    "import json, sys; sys.path.insert(0, 'kernels/tilelang'); from device_check import floors; r = floors.measure(); "
+    "print(json.dumps({'GB/s': r.bytes / 1e3, 'TFLOP/s': r.operations / 1e6}))"
+)
+
+
+def main() -> None:
+    options = arguments()
+    record = {
+        "kind": "oxide-infer bench" + (", quick: the work was shrunk" if options.quick else ""),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "revision": options.revision,
+        "device": options.device,
+    }
+    if options.device != "cpu":
+        device, driver = said(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).split(", ")[
+            :2
+        ]
+        record |= {
+            "device": device,
+            "driver": driver.strip(),
+            "limits": json.loads(said([sys.executable, "-c", LIMITS])),
+        }
+    models = {"Qwen2.5-1.5B shape": options.small, "Qwen2.5-7B shape": options.large}
+    record["runs"] = [
+        batch(options, name, path, work)
+        for name, path in models.items()
+        if path is not None
+        for work in work_of(name, options.quick)
+    ]
+    record |= server(options)
+    options.record.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"wrote {options.record}")
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--binary", required=True)
+    parser.add_argument("--model-1.5b", dest="small", type=pathlib.Path, required=True)
+    parser.add_argument("--model-7b", dest="large", type=pathlib.Path)
+    parser.add_argument("--revision", required=True)
+    parser.add_argument("--record", type=pathlib.Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    if not options.quick:
+        for name, path in (("Qwen2.5-1.5B shape", options.small), ("Qwen2.5-7B shape", options.large)):
+            if path is not None:
+                check_shape(name, path)
+    return options
+
+
+def check_shape(name: str, path: pathlib.Path) -> None:
+    config = json.loads((path / "config.json").read_text())
+    for key, wanted in SHAPES[name].items():
+        if config.get(key) != wanted:
+            raise SystemExit(f"{path} is not of {name}: {key} is {config.get(key)}; it must be {wanted}")
+
+
+def work_of(name: str, quick: bool) -> list[tuple[int, int, int, int]]:
+    if not quick:
+        return BATCHES[name]
+    return [(min(batch, 2), inputs // 16, min(outputs, 8), 1) for batch, inputs, outputs, _ in BATCHES[name][:2]]
+
+
+def weights(path: pathlib.Path) -> list[str]:
+    read = path.is_file() or any(path.glob("*.safetensors"))
+    return [] if read else ["--weights", "random:1"]
+
+
+def batch(options: argparse.Namespace, name: str, path: pathlib.Path, work: tuple) -> dict:
+    size, inputs, outputs, repeat = (str(number) for number in work)
+    command = ["--model", path, *weights(path), "--device", options.device, "--batch", size]
+    result = bench(options, [*command, "--input-len", inputs, "--output-len", outputs, "--repeat", repeat])
+    return result | {"model": ", ".join([name, *[" ".join(weights(path))] * bool(weights(path))])}
+
+
+def bench(options: argparse.Namespace, command: list) -> dict:
+    """What `oxide-infer bench` wrote; ends this script if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "result.json"
+        words = [str(word) for word in [options.binary, "bench", *command, "--json", path]]
+        print("$", " ".join(words), flush=True)
+        subprocess.run(words, check=True)
+        return json.loads(path.read_text())
+
+
+def server(options: argparse.Namespace) -> dict:
+    """Rows of the server, its memory after them, and the time from its start to the first completion."""
+    port = free_port()
+    command = [options.binary, "serve", "--model", options.small, *weights(options.small), "--device", options.device]
+    began = time.monotonic()
+    process = subprocess.Popen([str(word) for word in [*command, "--port", port]], stdout=subprocess.DEVNULL)
+    try:
+        wait_until_ready(process, port)
+        complete(port)
+        started = time.monotonic() - began
+        sizes = ([1, 2], 16, 8) if options.quick else (CONCURRENCIES, 512, 128)
+        concurrencies, inputs, outputs = ",".join(map(str, sizes[0])), str(sizes[1]), str(sizes[2])
+        load = ["--input-len", inputs, "--output-len", outputs, "--concurrency", concurrencies, "--num-requests", "4x"]
+        url = ["--url", f"http://127.0.0.1:{port}"]
+        result = bench(options, [*url, *load, "--warmup", "1x", "--repeat", str(ROUNDS)])
+        status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+    finally:
+        process.terminate()
+        process.wait()
+    lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    memory = {key: lines[key].strip() for key in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
+    found = {"server": result["runs"], "server_rows": result["rows"], "server_memory_after": memory}
+    # Made weights take another time than weights that are read.
+    return found if weights(options.small) else found | {"start_to_first_completion_s": round(started, 3)}
+
+
+def wait_until_ready(process: subprocess.Popen, port: int) -> None:
+    deadline = time.monotonic() + 300
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended with code {process.returncode} before it was ready")
+        with contextlib.suppress(OSError):
+            if request(port, "GET", "/ready")[0] == 200:
+                return
+        time.sleep(0.01)
+    raise SystemExit("the server was not ready within 300 s")
+
+
+def complete(port: int) -> None:
+    _, models = request(port, "GET", "/v1/models")
+    body = {"model": json.loads(models)["data"][0]["id"], "prompt": [300, 301, 302], "max_tokens": 1}
+    status, answer = request(port, "POST", "/v1/completions", json.dumps(body))
+    if status != 200:
+        raise SystemExit(f"the first completion failed with HTTP status {status}: {answer.decode(errors='replace')}")
+
+
+def request(port: int, method: str, path: str, body: str | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with contextlib.closing(connection):
+        connection.request(method, path, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def said(command: list[str]) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=records.ROOT).stdout.splitlines()[0]
+
+
+if __name__ == "__main__":
+    main()
