@@ -21,6 +21,7 @@ WHOLE = {
     ("POST", "/v1/responses"): "response",
     ("POST", "/v1/messages"): "message",
     ("POST", "/v1/messages/count_tokens"): "message.count",
+    ("POST", "/v1/embeddings"): "embeddings",
     ("POST", "/tokenize"): "tokenize",
     ("POST", "/detokenize"): "detokenize",
     ("GET", "/v1/models"): "models",

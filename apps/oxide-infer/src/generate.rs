@@ -101,6 +101,7 @@ impl Generator {
             logprobs: None,
             prompt_logprobs: None,
             masking: Masking::None,
+            pooling: None,
         })
     }
 

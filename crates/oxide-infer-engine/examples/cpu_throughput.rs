@@ -42,6 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             logprobs: None,
             prompt_logprobs: None,
             masking: Masking::None,
+            pooling: None,
         };
         let started = Instant::now();
         let mut first = None;

@@ -65,6 +65,7 @@ fn request(id: u32) -> EngineRequest {
         logprobs: None,
         prompt_logprobs: None,
         masking: Masking::None,
+        pooling: None,
     }
 }
 
@@ -117,7 +118,7 @@ impl Executor for TimedExecutor {
             slot: target.slot,
             outcome: Ok(sampling::Sampled { token: token(), logprobs: None }),
         });
-        let output = StepOutput { samples: samples.collect(), prompt_logprobs: Vec::new() };
+        let output = StepOutput { samples: samples.collect(), ..StepOutput::default() };
         let decodes = batch.rows.len() == self.sequences && batch.tokens.len() <= self.sequences;
         let kind = if decodes { Kind::AllDecode } else { Kind::Other };
         let starts = self.in_flight.back().map_or(began, |(ready, ..)| began.max(*ready));

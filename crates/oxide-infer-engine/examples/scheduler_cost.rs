@@ -49,6 +49,7 @@ impl Decoding {
             max_model_len: longest,
             vocab_size: 150_000,
             max_logprobs: u32::MAX,
+            hidden_size: None,
             steps_in_flight: 2,
         };
         let mut scheduler = Scheduler::new(limits, PrefixCache::Enabled);
@@ -92,7 +93,7 @@ impl Decoding {
             slot: target.slot,
             outcome: Ok(sampling::Sampled { token: token(), logprobs: None }),
         });
-        StepOutput { samples: samples.collect(), prompt_logprobs: Vec::new() }
+        StepOutput { samples: samples.collect(), ..StepOutput::default() }
     }
 }
 
@@ -109,5 +110,6 @@ fn request(first: u32, prompt_len: usize) -> EngineRequest {
         logprobs: None,
         prompt_logprobs: None,
         masking: Masking::None,
+        pooling: None,
     }
 }

@@ -14,7 +14,7 @@ pub(crate) fn check(request: &EngineRequest, limits: &ExecutorLimits) -> Result<
     }
     // A prompt of the model's whole length leaves no room for a token, which is right only if none is asked for.
     let room = limits.max_model_len.checked_sub(prompt);
-    if room.is_none() || (room == Some(0) && request.stop.max_tokens > 0) {
+    if room.is_none() || (room == Some(0) && wanted_tokens(request) > 0) {
         return Err(SubmitError::TooLong { prompt, max_model_len: limits.max_model_len });
     }
     if let Some(&token) = request.prompt.iter().find(|token| token.index() >= limits.vocab_size) {
@@ -32,6 +32,9 @@ pub(crate) fn check(request: &EngineRequest, limits: &ExecutorLimits) -> Result<
             return Err(SubmitError::TooManyLogprobs { field, wanted, limit: limits.max_logprobs });
         }
     }
+    if request.pooling.is_some() && limits.hidden_size.is_none() {
+        return Err(SubmitError::NoHiddenStates);
+    }
     let needed = longest_kv(request, limits).div_ceil(limits.page_size);
     if needed > limits.num_pages {
         return Err(SubmitError::TooManyPages { needed, available: limits.num_pages });
@@ -42,7 +45,14 @@ pub(crate) fn check(request: &EngineRequest, limits: &ExecutorLimits) -> Result<
 
 /// Most tokens that one choice of the request can sample.
 pub(crate) fn longest_output(request: &EngineRequest, limits: &ExecutorLimits) -> usize {
-    (request.stop.max_tokens as usize).min(limits.max_model_len - request.prompt.len())
+    (wanted_tokens(request) as usize).min(limits.max_model_len - request.prompt.len())
+}
+
+fn wanted_tokens(request: &EngineRequest) -> u32 {
+    match request.pooling {
+        Some(_) => 0,
+        None => request.stop.max_tokens,
+    }
 }
 
 /// Most tokens that one choice of the request can have in its KV: the last token is never fed back.

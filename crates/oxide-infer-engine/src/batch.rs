@@ -29,6 +29,8 @@ pub struct ExecutorLimits {
     pub vocab_size: usize,
     /// Best tokens that log-probabilities can list; `u32::MAX` if as many as are asked for.
     pub max_logprobs: u32,
+    /// Elements of a final hidden state, `[hidden_size]`; `None` of an executor that hands out none.
+    pub hidden_size: Option<usize>,
     /// Steps that may be submitted before the oldest is collected: 1 computes one after the other, 2 overlaps.
     pub steps_in_flight: usize,
 }
@@ -112,6 +114,20 @@ pub struct BatchRow {
     pub samples: Range<usize>,
     /// Log-probabilities of the prompt tokens that follow this chunk's tokens, if asked for.
     pub prompt_logprobs: Option<PromptLogprobs>,
+    /// Which of its tokens' final hidden states are handed out.
+    pub hidden_states: HiddenStates,
+}
+
+/// Which final hidden states of a row are handed out: what the model's last norm gives, before the logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HiddenStates {
+    /// None.
+    #[default]
+    None,
+    /// That of its last token.
+    Last,
+    /// Those of all its tokens.
+    All,
 }
 
 /// Where a row's tokens come from.
@@ -154,6 +170,8 @@ pub struct StepOutput {
     pub samples: Vec<Sampled>,
     /// In the order of the rows that asked for it. An error fails that row's request alone.
     pub prompt_logprobs: Vec<Result<Vec<LogProbs>, SamplingError>>,
+    /// In the order of the rows that asked for it: `[states, hidden_size]`, in the order of the row's tokens.
+    pub hidden_states: Vec<Vec<f32>>,
 }
 
 /// What one [`SampleTarget`] brought.

@@ -21,6 +21,7 @@
 //!     logprobs: None,
 //!     prompt_logprobs: None,
 //!     masking: Masking::None,
+//!     pooling: None,
 //! })?;
 //! while let Some(event) = stream.blocking_next() {
 //!     if let EngineEvent::Token { token, .. } = event {

@@ -31,6 +31,18 @@ pub struct EngineRequest {
     pub prompt_logprobs: Option<u32>,
     /// Whether each token waits for a mask from the host.
     pub masking: Masking,
+    /// Make one vector of the prompt's final hidden states. No token is sampled then, whatever `stop` says.
+    pub pooling: Option<Pooling>,
+}
+
+/// How the final hidden states of a prompt, those that the model's last norm gives, become one vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Pooling {
+    /// That of the last token.
+    #[default]
+    Last,
+    /// Their mean, summed in the order of the tokens in `f64` and rounded once.
+    Mean,
 }
 
 /// When an answer ends.
@@ -93,6 +105,8 @@ pub enum EngineEvent {
         cached_tokens: u32,
         /// One entry for every prompt token but the first, if asked for.
         logprobs: Option<Vec<LogProbs>>,
+        /// The pooled hidden state `[hidden_size]`, if asked for.
+        pooled: Option<Vec<f32>>,
     },
     /// A choice has its next token.
     Token {
@@ -224,6 +238,9 @@ pub enum SubmitError {
         /// The limit.
         limit: u32,
     },
+    /// Hidden states are asked for and the executor hands out none.
+    #[error("hidden states cannot be pooled: the device that the model runs on does not hand them out")]
+    NoHiddenStates,
     /// A sampling parameter is out of its range.
     #[error(transparent)]
     Sampling(#[from] SamplingParamsError),

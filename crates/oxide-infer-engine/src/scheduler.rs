@@ -11,6 +11,7 @@
 //! A prompt gets all its pages when it starts. So only a decode can find the pool empty, and then the newest sequence
 //! gives back its pages and waits, to be computed again from its tokens.
 
+mod pool;
 mod request_map;
 mod sequence;
 mod settle;
@@ -270,7 +271,7 @@ impl Scheduler {
         if request.scheduled.is_none() {
             request.scheduled = Some(now);
             request.cached_tokens = cached * page_size;
-            if !request.missing_prompt_logprobs() {
+            if request.known_of_each().is_none() {
                 self.stats.prefix_cache_queries += len as u64;
                 self.stats.prefix_cache_hits += (cached * page_size) as u64;
             }

@@ -5,7 +5,7 @@ mod common;
 use common::{Chunk, by_id, load_safetensors, prompt_logprobs, sample_target, slot_start, step};
 use oxide_infer::sampling::{SamplingParams, TokenMask};
 use oxide_infer::{DType, PageId, TokenId};
-use oxide_infer_engine::batch::{BatchRow, PageCopy, PromptLogprobs, RowInput, SlotId};
+use oxide_infer_engine::batch::{BatchRow, HiddenStates, PageCopy, PromptLogprobs, RowInput, SlotId};
 use oxide_infer_engine::cpu::CpuExecutor;
 use oxide_infer_engine::model::Architecture;
 use oxide_infer_engine::testing::TinyModel;
@@ -37,6 +37,7 @@ fn prompt_step(prompt: &[TokenId], sampling: SamplingParams) -> EngineBatch {
             input: RowInput::Host,
             samples: 0..1,
             prompt_logprobs: None,
+            hidden_states: HiddenStates::None,
         }],
         tokens: prompt.to_vec(),
         positions: (0..prompt.len() as u32).collect(),

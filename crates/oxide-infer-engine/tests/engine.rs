@@ -2,8 +2,10 @@
 
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{SamplingParams, TokenMask};
-use oxide_infer_engine::request::{ChoiceIndex, MaskError, Masking, RequestError, StopConditions};
-use oxide_infer_engine::testing::scripted::{SMALL_LIMITS, ScriptedExecutor, expected_answer};
+use oxide_infer_engine::request::{ChoiceIndex, MaskError, Masking, Pooling, RequestError, StopConditions};
+use oxide_infer_engine::testing::scripted::{
+    SMALL_LIMITS, ScriptedExecutor, expected_answer, expected_pooled,
+};
 use oxide_infer_engine::{
     DrainOutcome, Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, EventStream,
     ExecutorLimits, FinishReason, Health, MetricsSnapshot, RequestId, SubmitError,
@@ -27,6 +29,7 @@ fn request(prompt: &[u32], max_tokens: u32) -> EngineRequest {
         logprobs: None,
         prompt_logprobs: None,
         masking: Masking::None,
+        pooling: None,
     }
 }
 
@@ -317,9 +320,32 @@ fn a_request_that_can_never_be_finished_is_refused_by_name() {
     // 20 pages hold 80 tokens; the last token of an answer needs no place.
     assert_eq!(refused(request(&long[..70], 12)), SubmitError::TooManyPages { needed: 21, available: 20 });
     assert_eq!(answers(engine.submit(request(&long[..70], 11)).unwrap(), 1).unwrap()[0].0.len(), 11);
+    let pooled = EngineRequest { pooling: Some(Pooling::Mean), ..request(&long[..80], 500) };
+    assert!(engine.submit(pooled.clone()).is_ok(), "a pooled request has no answer that needs room");
+    let without = ExecutorLimits { hidden_size: None, ..limits };
+    let error = start(ScriptedExecutor::new(without)).submit(pooled).unwrap_err();
+    assert_eq!(error, SubmitError::NoHiddenStates);
     let sampling = Arc::new(SamplingParams { top_p: 0.0, ..Default::default() });
     let message = refused(EngineRequest { sampling, ..request(&[1], 1) }).to_string();
     assert_eq!(message, "top_p must be in (0, 1], got 0");
+}
+
+#[test]
+fn a_pooled_request_brings_one_vector_and_no_token() {
+    let engine = start(ScriptedExecutor::new(ExecutorLimits { max_batch_tokens: 8, ..OVERLAPPED }));
+    let prompt: Vec<u32> = (0..50).collect();
+    for pooling in [Pooling::Last, Pooling::Mean] {
+        let request = EngineRequest { pooling: Some(pooling), ..request(&prompt, 5) };
+        let expected = expected_pooled(&request.prompt, pooling);
+        let mut stream = engine.submit(request).unwrap();
+        match stream.blocking_next() {
+            Some(EngineEvent::PromptDone { pooled, .. }) => assert_eq!(pooled.unwrap(), expected),
+            other => panic!("{other:?}"),
+        }
+        let end = stream.blocking_next();
+        assert!(matches!(end, Some(EngineEvent::Finished { reason: FinishReason::Length, .. })), "{end:?}");
+        assert!(stream.blocking_next().is_none());
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use oxide_infer::sampling::{LogProbs, SamplingParams};
 use oxide_infer::{DType, TokenId};
 use oxide_infer_engine::cpu::{CpuOptions, KvMemory};
 use oxide_infer_engine::model::Architecture;
-use oxide_infer_engine::request::{Masking, StopConditions};
+use oxide_infer_engine::request::{Masking, Pooling, StopConditions};
 use oxide_infer_engine::testing::TinyModel;
 use oxide_infer_engine::{
     Engine, EngineBatch, EngineConfig, EngineEvent, EngineHandle, EngineRequest, Executor, ExecutorError,
@@ -135,6 +135,7 @@ fn request(
         logprobs: Some(3),
         prompt_logprobs: None,
         masking: Masking::None,
+        pooling: None,
     }
 }
 
@@ -220,6 +221,48 @@ fn prompt_log_probabilities_do_not_depend_on_the_cache_or_the_chunks() {
     let engine = start(Setup { max_batch_tokens: 40, prefix_cache: PrefixCache::Enabled, ..ROOMY });
     for _ in 0..2 {
         assert_eq!(found(&engine), expected);
+    }
+}
+
+/// The pooled hidden states of requests that are submitted at once.
+fn pooled(engine: &EngineHandle, requests: &[EngineRequest]) -> Vec<Vec<f32>> {
+    let streams: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+    let read = |mut stream: oxide_infer_engine::EventStream| {
+        std::iter::from_fn(|| stream.blocking_next())
+            .find_map(|event| match event {
+                EngineEvent::PromptDone { pooled, .. } => pooled,
+                other => panic!("{other:?}"),
+            })
+            .unwrap()
+    };
+    streams.into_iter().map(read).collect()
+}
+
+#[test]
+fn pooled_hidden_states_do_not_depend_on_company_chunks_preemption_or_cache() {
+    let requests: Vec<_> = [Pooling::Last, Pooling::Mean]
+        .into_iter()
+        .flat_map(|pooling| {
+            let of = |prompt: std::ops::Range<u32>| EngineRequest {
+                pooling: Some(pooling),
+                ..request(prompt, 9, greedy())
+            };
+            [of(0..150), of(5..69), of(3..4)]
+        })
+        .collect();
+    let one = |request: &EngineRequest| pooled(&start(ROOMY), std::slice::from_ref(request)).remove(0);
+    let expected: Vec<_> = requests.iter().map(one).collect();
+    // Of one token both are the same.
+    assert_eq!(expected[2], expected[5]);
+    assert_ne!(expected[0], expected[3]);
+    for (order, prefix_cache) in
+        [(Order::Plain, PrefixCache::Enabled), (Order::Overlapped, PrefixCache::Disabled)]
+    {
+        let engine = start(Setup { max_batch_tokens: 40, num_pages: 5, prefix_cache, order, ..ROOMY });
+        let _company = engine.submit(request(0..60, 70, greedy())).unwrap();
+        for _ in 0..2 {
+            assert_eq!(pooled(&engine, &requests), expected);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ mod common;
 use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
 use oxide_infer_engine::cpu::{CpuExecutor, CpuOptions, KvMemory};
-use oxide_infer_engine::request::{Masking, StopConditions};
+use oxide_infer_engine::request::{Masking, Pooling, StopConditions};
 use oxide_infer_engine::{
     Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, EventStream, ModelSource, load_cpu,
 };
@@ -17,6 +17,8 @@ use std::sync::{Arc, LazyLock};
 /// Steps whose best two logits are closer than this may go either way.
 const CLEAR_MARGIN: f64 = 0.01;
 const LOGPROB_TOLERANCE: f64 = 0.005;
+/// Of the difference of two vectors, as a part of their length.
+const POOLED_TOLERANCE: f64 = 0.005;
 
 /// One engine for all tests: the model is loaded once, and later tests meet pages that earlier ones left.
 fn engine() -> &'static EngineHandle {
@@ -73,7 +75,11 @@ impl Expected {
 }
 
 fn submit(prompt: &[TokenId], max_tokens: u32, prompt_logprobs: Option<u32>) -> EventStream {
-    let request = EngineRequest {
+    engine().submit(greedy_request(prompt, max_tokens, prompt_logprobs)).unwrap()
+}
+
+fn greedy_request(prompt: &[TokenId], max_tokens: u32, prompt_logprobs: Option<u32>) -> EngineRequest {
+    EngineRequest {
         prompt: prompt.into(),
         choices: NonZeroU32::MIN,
         sampling: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
@@ -81,8 +87,40 @@ fn submit(prompt: &[TokenId], max_tokens: u32, prompt_logprobs: Option<u32>) -> 
         logprobs: Some(5),
         prompt_logprobs,
         masking: Masking::None,
-    };
-    engine().submit(request).unwrap()
+        pooling: None,
+    }
+}
+
+/// Hidden states of transformers over the same dequantized weights; activations are in float32 here and there.
+#[test]
+fn pooled_hidden_states_are_those_of_another_engine() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/cases/smollm2_embeddings.json");
+    let text = std::fs::read_to_string(path).unwrap();
+    let reference: Value = serde_json::from_str(&text).unwrap();
+    for case in reference["cases"].as_array().unwrap() {
+        for (field, pooling) in [("last", Pooling::Last), ("mean", Pooling::Mean)] {
+            let request = EngineRequest {
+                pooling: Some(pooling),
+                logprobs: None,
+                ..greedy_request(&ids(&case["prompt_ids"]), 0, None)
+            };
+            let mut stream = engine().submit(request).unwrap();
+            let Some(EngineEvent::PromptDone { pooled: Some(pooled), .. }) = stream.blocking_next() else {
+                panic!("{}: no vector", case["case"])
+            };
+            let expected = numbers(&case[field]);
+            assert_eq!(pooled.len(), expected.len());
+            let norm = expected.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let difference =
+                pooled.iter().zip(&expected).map(|(x, y)| (f64::from(*x) - y).powi(2)).sum::<f64>();
+            assert!(
+                difference.sqrt() < POOLED_TOLERANCE * norm,
+                "{} {field}: {}",
+                case["case"],
+                difference.sqrt() / norm
+            );
+        }
+    }
 }
 
 /// Every case as one request whose prompt is prompt and answer, all at once: each step is judged on the expected prefix.

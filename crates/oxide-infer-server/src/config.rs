@@ -1,6 +1,7 @@
 //! What the server is told when it starts.
 
 use axum::http::HeaderValue;
+use oxide_infer_engine::request::Pooling;
 use std::time::Duration;
 
 /// Everything about one server. [`ServerConfig::new`] gives the defaults.
@@ -30,6 +31,8 @@ pub struct ServerConfig {
     pub tool_style: ToolStyle,
     /// How the model marks its reasoning.
     pub reasoning_style: ReasoningStyle,
+    /// How embeddings are pooled where a request does not say.
+    pub pooling: Pooling,
     /// Whether there is a page to talk to the model.
     pub page: Page,
     /// Where the model runs, in words for people.
@@ -53,6 +56,7 @@ impl ServerConfig {
             sampling_defaults: SamplingDefaults::default(),
             tool_style: ToolStyle::default(),
             reasoning_style: ReasoningStyle::default(),
+            pooling: Pooling::default(),
             page: Page::default(),
             device: "unknown".to_owned(),
         }

@@ -4,6 +4,7 @@ mod chat;
 mod choice;
 mod chunks;
 mod completion;
+mod embedding;
 mod events;
 mod logprobs;
 mod messages;
@@ -16,6 +17,7 @@ mod whole;
 pub(crate) use chat::ChatFormat;
 pub(crate) use chunks::{ChunkWriter, Format};
 pub(crate) use completion::CompletionFormat;
+pub(crate) use embedding::{EmbeddingJob, EmbeddingPrompt};
 pub(crate) use messages::{MessageHead, MessageWriter};
 pub(crate) use output::{CallEnding, CallPlan, OutputPlan, TextBeside};
 pub(crate) use responses::{ResponseHead, ResponseWriter};
@@ -242,6 +244,7 @@ impl PromptRun {
             logprobs: job.logprobs,
             prompt_logprobs: job.prompt_logprobs,
             masking: if job.grammar.is_some() { Masking::PerToken } else { Masking::None },
+            pooling: None,
         });
         let stream = stream.map_err(|error| submit_error(error, &prompt.param, job.prompts.len()))?;
         let events = match &job.grammar {
@@ -283,7 +286,7 @@ impl PromptRun {
 
     fn apply(&mut self, event: EngineEvent, app: &App, arrived: Instant) -> Result<(), ApiError> {
         match event {
-            EngineEvent::PromptDone { cached_tokens, logprobs } => {
+            EngineEvent::PromptDone { cached_tokens, logprobs, pooled: _ } => {
                 self.cached_tokens = Some(cached_tokens);
                 self.logprobs = logprobs;
                 app.metrics().requests.prompt_done(self.prompt.tokens.len(), cached_tokens);
@@ -349,6 +352,7 @@ impl PromptRun {
     }
 }
 
+/// The error of a prompt that the engine does not take; `prompt_param` is the field it came in, of `prompts` in all.
 fn submit_error(error: SubmitError, prompt_param: &str, prompts: usize) -> ApiError {
     let invalid = |param: &str, reason: String| ApiError::InvalidValue { param: param.to_owned(), reason };
     match error {
@@ -366,6 +370,7 @@ fn submit_error(error: SubmitError, prompt_param: &str, prompts: usize) -> ApiEr
             ApiError::ContextLength { param: prompt_param.to_owned(), message: error.to_string() }
         }
         SubmitError::UnknownToken { .. } => invalid(prompt_param, format!("cannot be computed: {error}")),
+        SubmitError::NoHiddenStates => invalid("model", format!("gives no embeddings: {error}")),
         SubmitError::TooManyChoices { .. } => invalid("n", format!("is too large: {error}")),
         SubmitError::TooManyLogprobs { field, .. } => invalid(field, format!("is too large: {error}")),
         SubmitError::Sampling(error) => {

@@ -15,6 +15,7 @@ const ANSWERS: &[(&str, &str)] = &[
     ("chat.completion", include_str!("../schemas/chat.completion.json")),
     ("chat.completion.chunk", include_str!("../schemas/chat.completion.chunk.json")),
     ("detokenize", include_str!("../schemas/detokenize.json")),
+    ("embeddings", include_str!("../schemas/embeddings.json")),
     ("error", include_str!("../schemas/error.json")),
     ("health", include_str!("../schemas/health.json")),
     ("message", include_str!("../schemas/message.json")),
@@ -193,7 +194,7 @@ fn required(route: Route) -> &'static [&'static str] {
         Route::Completion | Route::TokenizePrompt => &["prompt"],
         Route::Detokenize => &["tokens"],
         Route::Messages => &["messages", "max_tokens"],
-        Route::Responses => &["input"],
+        Route::Responses | Route::Embeddings => &["input"],
     }
 }
 

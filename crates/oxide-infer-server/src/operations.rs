@@ -4,7 +4,7 @@ use crate::app::App;
 use crate::config::Page;
 use crate::page;
 use crate::protocol::rules::Route;
-use crate::routes::{generation, load, models, status, tokenize};
+use crate::routes::{embeddings, generation, load, models, status, tokenize};
 use axum::routing::{MethodRouter, get, post};
 use std::sync::Arc;
 
@@ -107,6 +107,12 @@ const OPERATIONS: &[Operation] = &[
         "Count the tokens of a conversation in Anthropic's form",
         Handler::Post(|| post(tokenize::count), &[Route::CountTokens]),
         Answer::Json("message.count"),
+    ),
+    op(
+        "/v1/embeddings",
+        "One vector for each of several texts",
+        Handler::Post(|| post(embeddings::embed), &[Route::Embeddings]),
+        Answer::Json("embeddings"),
     ),
     op(
         "/tokenize",

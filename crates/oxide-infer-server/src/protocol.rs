@@ -2,6 +2,7 @@
 
 pub(crate) mod chat;
 pub(crate) mod completion;
+pub(crate) mod embedding;
 pub(crate) mod fields;
 pub(crate) mod grammar;
 pub(crate) mod messages;

@@ -1,5 +1,6 @@
 //! The handlers of all routes.
 
+pub(crate) mod embeddings;
 pub(crate) mod generation;
 pub(crate) mod load;
 pub(crate) mod models;

@@ -150,6 +150,7 @@ fn request(prompt: Vec<u32>, max_tokens: u32) -> EngineRequest {
         logprobs: None,
         prompt_logprobs: None,
         masking: Masking::None,
+        pooling: None,
     }
 }
 

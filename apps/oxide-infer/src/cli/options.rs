@@ -6,7 +6,7 @@ mod serve;
 
 pub(crate) use bench::{BenchArgs, BenchEndpoint, OnlineBenchOptions};
 pub(crate) use generate::{ChatArgs, RunArgs, SamplingOptions};
-pub(crate) use serve::{ReasoningParser, ServeArgs, ToolParser};
+pub(crate) use serve::{PoolingChoice, ReasoningParser, ServeArgs, ToolParser};
 
 use super::values::{ByteSize, DeviceArg, WeightsArg};
 use clap::{Args, ValueEnum, ValueHint};

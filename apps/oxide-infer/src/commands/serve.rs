@@ -1,9 +1,10 @@
 //! `oxide-infer serve`.
 
-use crate::cli::options::{ReasoningParser, ServeArgs, ToolParser};
+use crate::cli::options::{PoolingChoice, ReasoningParser, ServeArgs, ToolParser};
 use crate::model::ModelName;
 use crate::{load, terminal};
 use anyhow::Context;
+use oxide_infer_engine::request::Pooling;
 use oxide_infer_server::text::SpecialInContent;
 use oxide_infer_server::{
     ApiKey, Cors, Limits, Page, ReasoningStyle, ServeError, Server, ServerConfig, ToolStyle,
@@ -76,6 +77,10 @@ fn server_config(args: &ServeArgs, name: &ModelName) -> anyhow::Result<ServerCon
         ReasoningParser::Think => ReasoningStyle::Think,
         ReasoningParser::Mistral => ReasoningStyle::Mistral,
         ReasoningParser::Off => ReasoningStyle::Off,
+    };
+    config.pooling = match args.pooling {
+        PoolingChoice::Last => Pooling::Last,
+        PoolingChoice::Mean => Pooling::Mean,
     };
     config.limits = Limits {
         max_body_bytes: usize::try_from(args.max_body.0).context("--max-body is too large")?,

@@ -6,7 +6,8 @@ use super::sample::{RowDraw, draw};
 use super::slots::Slots;
 use super::workspace::{Slab, Slabs};
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, LogitsTap, RowInput, StepOutput,
+    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, HiddenStates, LogitsTap, RowInput,
+    StepOutput,
 };
 use crate::load::{LoadError, LoadProgress};
 use crate::model::DenseDecoder;
@@ -110,6 +111,7 @@ impl Executor for CpuExecutor {
         let mut output = std::mem::take(&mut self.spare);
         output.samples.clear();
         output.prompt_logprobs.clear();
+        output.hidden_states.clear();
         let state = &mut self.state;
         self.provider.step(|team| state.compute(team, batch, &mut output))?;
         self.output = Some(output);
@@ -152,6 +154,7 @@ impl State {
         if tokens > 0 {
             self.forward(team, Part::Body, tokens)?;
         }
+        self.hand_out_states(team, batch, output)?;
         for first in (0..self.wanted.len()).step_by(self.logit_rows) {
             let end = self.wanted.len().min(first + self.logit_rows);
             for (row, wanted) in self.wanted[first..end].iter().enumerate() {
@@ -167,6 +170,7 @@ impl State {
     fn forward(&mut self, team: &Team<'_>, part: Part, rows: usize) -> Result<(), ExecutorError> {
         let operators = match part {
             Part::Body => &self.model.body,
+            Part::Norm => self.model.last_norm(),
             Part::Head => &self.model.head,
         };
         let mut forward = Forward {
@@ -243,6 +247,30 @@ impl State {
         }
     }
 
+    /// Copies the final hidden states that rows ask for. Before the logits, which move the rows that they need.
+    fn hand_out_states(
+        &mut self,
+        team: &Team<'_>,
+        batch: &EngineBatch,
+        output: &mut StepOutput,
+    ) -> Result<(), ExecutorError> {
+        if batch.rows.iter().all(|row| row.hidden_states == HiddenStates::None) {
+            return Ok(());
+        }
+        let tokens = self.tables.tokens.len();
+        self.forward(team, Part::Norm, tokens)?;
+        let states = self.slabs.rows(Slab::Normed, tokens, self.hidden_size);
+        let of = |tokens: Range<usize>| {
+            states[tokens.start * self.hidden_size..tokens.end * self.hidden_size].to_vec()
+        };
+        output.hidden_states.extend(batch.rows.iter().filter_map(|row| match row.hidden_states {
+            HiddenStates::None => None,
+            HiddenStates::Last => Some(of(row.tokens.end.saturating_sub(1)..row.tokens.end)),
+            HiddenStates::All => Some(of(row.tokens.clone())),
+        }));
+        Ok(())
+    }
+
     /// Takes what is wanted from the logits at hand, those of a range of `wanted`.
     fn use_logits(
         &mut self,
@@ -285,6 +313,8 @@ impl State {
 #[derive(Clone, Copy, Debug)]
 enum Part {
     Body,
+    /// The head up to the hidden states.
+    Norm,
     Head,
 }
 

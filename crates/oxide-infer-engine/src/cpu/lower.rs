@@ -22,6 +22,13 @@ pub(super) struct CpuModel {
     pub(super) head: Vec<CpuOperator>,
 }
 
+impl CpuModel {
+    /// The operators of the head that come before the logits: the last norm.
+    pub(super) fn last_norm(&self) -> &[CpuOperator] {
+        self.head.split_last().map_or(&[], |(_logits, before)| before)
+    }
+}
+
 /// An operator with everything but its operands.
 #[derive(Debug)]
 pub(super) enum CpuOperator {

@@ -167,6 +167,7 @@ impl ExecutorPlan {
             max_model_len,
             vocab_size: config.vocab_size,
             max_logprobs: u32::MAX,
+            hidden_size: Some(config.hidden_size),
             steps_in_flight: 1,
         };
         let logit_rows = (LOGIT_BYTES / (4 * config.vocab_size)).clamp(1, MAX_LOGIT_ROWS);

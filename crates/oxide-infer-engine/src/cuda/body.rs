@@ -84,7 +84,7 @@ impl BodyTables<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{BatchRow, SlotId};
+    use crate::batch::{BatchRow, HiddenStates, SlotId};
     use oxide_infer::{PageId, TokenId};
     use oxide_infer_cuda::driver::simulated::SimulatedDriver;
     use oxide_infer_cuda::runtime::Context;
@@ -93,7 +93,16 @@ mod tests {
     const MAX_PAGES: usize = 3;
 
     fn row(slot: u32, tokens: Range<usize>, pages: Range<usize>, kv_len: usize, input: RowInput) -> BatchRow {
-        BatchRow { slot: SlotId(slot), tokens, pages, kv_len, input, samples: 0..0, prompt_logprobs: None }
+        BatchRow {
+            slot: SlotId(slot),
+            tokens,
+            pages,
+            kv_len,
+            input,
+            samples: 0..0,
+            prompt_logprobs: None,
+            hidden_states: HiddenStates::None,
+        }
     }
 
     fn batch(rows: Vec<BatchRow>, tokens: &[u32], positions: &[u32], pages: &[u32]) -> EngineBatch {

@@ -145,6 +145,8 @@ impl CudaOptions {
             max_model_len,
             vocab_size: config.vocab_size,
             max_logprobs: TOP_TOKENS as u32,
+            // No operator hands them out yet.
+            hidden_size: None,
             steps_in_flight: STEPS_IN_FLIGHT,
         })
     }

@@ -2,7 +2,7 @@
 //! work is enqueued, over which memory, and that nothing of it is lost or freed early.
 
 use super::{CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, check_coverage, load_cuda_on};
-use crate::batch::{BatchRow, EngineBatch, Executor, PromptLogprobs, RowInput, SlotId};
+use crate::batch::{BatchRow, EngineBatch, Executor, HiddenStates, PromptLogprobs, RowInput, SlotId};
 use crate::model::Architecture;
 use crate::request::{Masking, RequestError, StopConditions, SubmitError};
 use crate::testing::TinyModel;
@@ -73,6 +73,7 @@ fn request(prompt_len: usize, max_tokens: u32, sampling: SamplingParams) -> Engi
         logprobs: None,
         prompt_logprobs: None,
         masking: Masking::None,
+        pooling: None,
     }
 }
 
@@ -139,6 +140,7 @@ fn a_batch_that_asks_for_more_best_tokens_than_the_kernel_lists_is_refused() {
             input: RowInput::Host,
             samples: 0..0,
             prompt_logprobs: Some(PromptLogprobs { next_tokens: vec![TokenId(4)], top: 40 }),
+            hidden_states: HiddenStates::None,
         }],
         tokens: vec![TokenId(3)],
         positions: vec![0],

@@ -1,5 +1,6 @@
 //! A request inside the scheduler, and its sequences: one per choice.
 
+use super::pool::Pool;
 use crate::admission::longest_output;
 use crate::batch::{ExecutorLimits, SlotId};
 use crate::kv::PrefixId;
@@ -35,6 +36,8 @@ pub(super) struct Request {
     pub(super) cached_tokens: usize,
     /// Log-probabilities of the prompt tokens after the first, as far as they have been computed.
     pub(super) prompt_logprobs: Vec<LogProbs>,
+    /// If its hidden states are pooled.
+    pub(super) pool: Option<Pool>,
 }
 
 /// How far the prompt is, which choice 0 computes for all choices.
@@ -125,6 +128,7 @@ impl Request {
             })
             .collect();
         let endings = endings(&spec, limits.vocab_size);
+        let pool = spec.pooling.map(Pool::new);
         Self {
             spec,
             sequences,
@@ -135,6 +139,7 @@ impl Request {
             scheduled: None,
             cached_tokens: 0,
             prompt_logprobs: Vec::new(),
+            pool,
         }
     }
 
@@ -169,13 +174,18 @@ impl Request {
     }
 
     /// Tokens at the start of a choice that may come from the prefix cache. The last token is always computed, for its
-    /// logits, and so are those whose successors' log-probabilities are still to be found.
+    /// logits or its hidden state, and so are those of which something is still to be found.
     pub(super) fn reusable_tokens(&self, choice: ChoiceIndex) -> usize {
         let before_last = self.len(choice) - 1;
-        match self.missing_prompt_logprobs() {
-            true => before_last.min(self.prompt_logprobs.len()),
-            false => before_last,
-        }
+        self.known_of_each().map_or(before_last, |known| before_last.min(known))
+    }
+
+    /// If something is asked of every prompt token and not all of it is known: the tokens, from the first on, of which it
+    /// is.
+    pub(super) fn known_of_each(&self) -> Option<usize> {
+        let logprobs = self.missing_prompt_logprobs().then_some(self.prompt_logprobs.len());
+        let pooled = self.pool.as_ref().and_then(Pool::known_of_each);
+        [logprobs, pooled].into_iter().flatten().min()
     }
 
     /// Whether log-probabilities of prompt tokens are asked for and not complete.

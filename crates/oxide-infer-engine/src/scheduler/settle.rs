@@ -1,5 +1,6 @@
 //! What becomes of a step's output.
 
+use super::pool::Pool;
 use super::sequence::{Prompt, SequenceKey, Stage};
 use super::step::StepRow;
 use super::{Notice, Scheduler, live};
@@ -26,9 +27,20 @@ impl Scheduler {
             return Err(misfit("prompt log-probabilities", output.prompt_logprobs.len(), asked_prompts));
         }
 
+        let asked_states = step.rows.iter().filter(|row| row.hidden_states.is_some()).count();
+        if output.hidden_states.len() != asked_states {
+            return Err(misfit("rows of hidden states", output.hidden_states.len(), asked_states));
+        }
+
         let mut samples = step.samples.iter().zip(output.samples.drain(..));
         let mut prompts = output.prompt_logprobs.drain(..);
+        let mut states = output.hidden_states.drain(..);
         for row in &step.rows {
+            if let Some(from) = row.hidden_states
+                && let Some(states) = states.next()
+            {
+                self.settle_states(row, from, &states)?;
+            }
             let found = row.prompt_logprobs.and_then(|_| prompts.next());
             self.settle_row(row, found, now);
             for (key, sampled) in samples.by_ref().take(row.samples.len()) {
@@ -37,6 +49,20 @@ impl Scheduler {
         }
         step.clear();
         self.spare_steps.push(step);
+        Ok(())
+    }
+
+    /// Takes in the hidden states of a row's tokens from position `from` on.
+    fn settle_states(&mut self, row: &StepRow, from: usize, states: &[f32]) -> Result<(), ExecutorError> {
+        let size = self.limits.hidden_size.unwrap_or(0);
+        let expected = (row.kv_len - from) * size;
+        if states.len() != expected {
+            return Err(misfit("elements of hidden states", states.len(), expected));
+        }
+        let pool = self.requests.get_mut(&row.key.request).and_then(|request| request.pool.as_mut());
+        if let Some(pool) = pool {
+            pool.add(from, states, size);
+        }
         Ok(())
     }
 
@@ -114,7 +140,8 @@ impl Scheduler {
         request.prompt = Prompt::Done;
         self.stats.prompt_tokens += request.spec.prompt.len() as u64;
         let logprobs = request.spec.prompt_logprobs.map(|_| std::mem::take(&mut request.prompt_logprobs));
-        let event = EngineEvent::PromptDone { cached_tokens: request.cached_tokens as u32, logprobs };
+        let pooled = request.pool.as_ref().map(Pool::pooled);
+        let event = EngineEvent::PromptDone { cached_tokens: request.cached_tokens as u32, logprobs, pooled };
         self.notices.push(Notice::Event(id, event));
     }
 

@@ -3,7 +3,7 @@
 use super::sequence::{Prompt, Request, SequenceKey, SlotState, Stage};
 use super::{Scheduler, live};
 use crate::batch::{
-    BatchRow, EngineBatch, PageCopy, PromptLogprobs, RowInput, SampleTarget, SlotId, SlotStart,
+    BatchRow, EngineBatch, HiddenStates, PageCopy, PromptLogprobs, RowInput, SampleTarget, SlotId, SlotStart,
 };
 use crate::request::ChoiceIndex;
 use oxide_infer::TokenId;
@@ -30,6 +30,8 @@ pub(super) struct StepRow {
     pub(super) samples: Range<usize>,
     /// If the row finds log-probabilities of prompt tokens: the position of the first of them, less one.
     pub(super) prompt_logprobs: Option<usize>,
+    /// If the row brings hidden states: the position of the first.
+    pub(super) hidden_states: Option<usize>,
 }
 
 impl Step {
@@ -79,6 +81,9 @@ impl Scheduler {
 
         let slot = started_slot(request, key.choice, batch);
         let prompt_logprobs = prompt_logprobs(request, start, end);
+        let prompt_len = request.spec.prompt.len();
+        let hidden_states =
+            request.pool.as_ref().map_or(HiddenStates::None, |pool| pool.wanted(end, prompt_len));
         let first_sample = batch.samples.len();
         if end == request.len(key.choice) && request.max_output > 0 {
             let forks = request.prompt == Prompt::Ahead;
@@ -99,6 +104,11 @@ impl Scheduler {
             kv_len: end,
             samples: samples.clone(),
             prompt_logprobs: prompt_logprobs.as_ref().map(|_| start),
+            hidden_states: match hidden_states {
+                HiddenStates::None => None,
+                HiddenStates::Last => Some(end - 1),
+                HiddenStates::All => Some(start),
+            },
         });
         batch.rows.push(BatchRow {
             slot,
@@ -108,6 +118,7 @@ impl Scheduler {
             input,
             samples,
             prompt_logprobs,
+            hidden_states,
         });
         let sequence = live(&mut self.requests, key).sequence_mut(key.choice);
         sequence.scheduled = end;

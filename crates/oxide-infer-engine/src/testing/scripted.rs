@@ -7,8 +7,8 @@ mod answer;
 mod check;
 
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, SampleTarget, Sampled,
-    SlotStart, StepOutput,
+    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, HiddenStates, RowInput, SampleTarget,
+    Sampled, SlotStart, StepOutput,
 };
 use crate::request::ChoiceIndex;
 use oxide_infer::TokenId;
@@ -16,7 +16,7 @@ use oxide_infer::sampling::{self, SamplingError, SamplingParams};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub use answer::{expected_answer, expected_prompt_logprobs};
+pub use answer::{expected_answer, expected_pooled, expected_prompt_logprobs};
 
 /// Limits that small tests can start from: pages of 4 tokens, 64 of them, 8 sequences, 32 tokens in a step, 128 tokens in
 /// a sequence, a vocabulary of 1,000.
@@ -28,6 +28,7 @@ pub const SMALL_LIMITS: ExecutorLimits = ExecutorLimits {
     max_model_len: 128,
     vocab_size: 1000,
     max_logprobs: u32::MAX,
+    hidden_size: Some(answer::HIDDEN_SIZE),
     steps_in_flight: 1,
 };
 
@@ -223,6 +224,14 @@ impl Executor for ScriptedExecutor {
                 });
                 output.prompt_logprobs.push(Ok(found.collect()));
             }
+            let states = match row.hidden_states {
+                HiddenStates::None => None,
+                HiddenStates::Last => digests.last().map(std::slice::from_ref),
+                HiddenStates::All => Some(&digests[..]),
+            };
+            let states =
+                states.map(|digests| digests.iter().flat_map(|digest| answer::hidden_state(*digest)));
+            output.hidden_states.extend(states.map(|states| states.collect()));
             let context = digests.last().copied().unwrap_or(answer::EMPTY_CONTEXT);
             for target in &batch.samples[row.samples.clone()] {
                 output.samples.push(self.sample(target, context)?);

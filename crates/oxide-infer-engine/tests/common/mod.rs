@@ -4,7 +4,9 @@
 
 use oxide_infer::sampling::{LogProbs, SamplingParams};
 use oxide_infer::{DType, PageId, TokenId};
-use oxide_infer_engine::batch::{BatchRow, PromptLogprobs, RowInput, SampleTarget, SlotId, SlotStart};
+use oxide_infer_engine::batch::{
+    BatchRow, HiddenStates, PromptLogprobs, RowInput, SampleTarget, SlotId, SlotStart,
+};
 use oxide_infer_engine::cpu::{CpuExecutor, CpuOptions, KvMemory, PAGE_SIZE};
 use oxide_infer_engine::request::ChoiceIndex;
 use oxide_infer_engine::testing::TinyModel;
@@ -87,6 +89,7 @@ pub(crate) fn step(executor: &mut CpuExecutor, chunks: &[Chunk<'_>], top: u32) -
             input: RowInput::Host,
             samples: 0..0,
             prompt_logprobs: Some(PromptLogprobs { next_tokens: chunk.next.to_vec(), top }),
+            hidden_states: HiddenStates::None,
         });
     }
     let mut output = StepOutput::default();

@@ -135,6 +135,7 @@ impl Open {
             logprobs: (random.below(8) == 0).then_some(5),
             prompt_logprobs: (random.below(16) == 0).then_some(2),
             masking: Masking::None,
+            pooling: None,
         };
         let cancel_after = (random.below(3) == 0).then(|| random.below(wanted as u64) as usize);
         Ok(Self { stream: engine.submit(request)?, tokens: 0, wanted, cancel_after, failed: None })

@@ -158,6 +158,7 @@ fn request(prompt: Arc<[TokenId]>, max_tokens: usize) -> EngineRequest {
         logprobs: None,
         prompt_logprobs: None,
         masking: Masking::None,
+        pooling: None,
     }
 }
 

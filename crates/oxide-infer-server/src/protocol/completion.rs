@@ -52,7 +52,7 @@ impl CompletionRequest {
     pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse_body(body, Route::Completion)?;
         let model = fields.string("model")?;
-        let prompts = read_prompts(&mut fields, bounds)?;
+        let prompts = read_prompts(&mut fields, "prompt", bounds)?;
         let echo = if fields.flag("echo")?.unwrap_or(false) { Echo::Prompt } else { Echo::Off };
         let grammar = read_grammar(&mut fields, bounds.limits)?;
         let mut params = GenerationParams::read(&mut fields, bounds, grammar)?;
@@ -87,10 +87,20 @@ fn check_best_of(fields: &mut Fields<'_>, n: u32) -> Result<(), ApiError> {
     }
 }
 
-fn read_prompts(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Vec<PromptInput>, ApiError> {
+/// How one of several prompts in a field is named.
+pub(crate) fn prompt_param(field: &str, index: usize, prompts: usize) -> String {
+    if prompts > 1 { format!("{field}[{index}]") } else { field.to_owned() }
+}
+
+/// Reads texts and token ids from the field `name`.
+pub(super) fn read_prompts(
+    fields: &mut Fields<'_>,
+    name: &str,
+    bounds: Bounds<'_>,
+) -> Result<Vec<PromptInput>, ApiError> {
     const EXPECTED: &str = "a string, an array of token ids, or an array of either";
-    let param = fields.param("prompt");
-    let Some(raw) = fields.take("prompt") else { return Err(fields.missing("prompt", EXPECTED)) };
+    let param = fields.param(name);
+    let Some(raw) = fields.take(name) else { return Err(fields.missing(name, EXPECTED)) };
     let wrong = || wrong_type(&param, EXPECTED, raw);
     let prompts = match FirstElement::of(raw) {
         None => vec![PromptInput::Text(read(raw).ok_or_else(wrong)?)],
@@ -103,17 +113,20 @@ fn read_prompts(fields: &mut Fields<'_>, bounds: Bounds<'_>) -> Result<Vec<Promp
             let lists: Vec<Vec<TokenId>> = read(raw).ok_or_else(wrong)?;
             lists.into_iter().map(PromptInput::Tokens).collect()
         }
-        Some(FirstElement::None) => return Err(fields.invalid("prompt", "must not be empty")),
+        Some(FirstElement::None) => return Err(fields.invalid(name, "must not be empty")),
         Some(FirstElement::Other) => return Err(wrong()),
     };
     let max = bounds.limits.max_prompts;
     if prompts.len() > max {
-        let reason = format!("must have at most {max} prompts, got {}", prompts.len());
-        return Err(fields.invalid("prompt", reason));
+        let reason = format!("must have at most {max} elements, got {}", prompts.len());
+        return Err(fields.invalid(name, reason));
     }
-    for prompt in &prompts {
+    for (index, prompt) in prompts.iter().enumerate() {
         if let PromptInput::Tokens(ids) = prompt {
-            check_vocabulary(ids, bounds.vocab_size).map_err(|reason| fields.invalid("prompt", reason))?;
+            check_vocabulary(ids, bounds.vocab_size).map_err(|reason| {
+                let param = prompt_param(&param, index, prompts.len());
+                ApiError::InvalidValue { param, reason }
+            })?;
         }
     }
     Ok(prompts)

@@ -121,6 +121,23 @@ impl<'a> Fields<'a> {
         self.typed(name, "a string")
     }
 
+    /// Takes a string that names one of several values.
+    pub(crate) fn one_of<T: Copy>(
+        &mut self,
+        name: &str,
+        values: &[(&str, T)],
+    ) -> Result<Option<T>, ApiError> {
+        let Some(given) = self.string(name)? else { return Ok(None) };
+        match values.iter().find(|(value, _)| *value == given) {
+            Some((_, value)) => Ok(Some(*value)),
+            None => {
+                let names = values.iter().map(|(value, _)| format!("'{value}'")).collect::<Vec<_>>();
+                let reason = format!("must be {}, got '{}'", names.join(" or "), shorten(&given));
+                Err(self.invalid(name, reason))
+            }
+        }
+    }
+
     /// Takes a number in `range`.
     pub(crate) fn number(&mut self, name: &str, range: RangeInclusive<f32>) -> Result<Option<f32>, ApiError> {
         let Some(value) = self.typed::<f64>(name, "a number")? else { return Ok(None) };

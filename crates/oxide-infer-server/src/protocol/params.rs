@@ -72,6 +72,18 @@ pub(crate) enum Truncation {
     To(u32),
 }
 
+impl Truncation {
+    /// What is kept of a prompt for which there is this much room.
+    pub(crate) fn kept(self, prompt: &[TokenId], room: usize) -> &[TokenId] {
+        let kept = match self {
+            Self::None => return prompt,
+            Self::ToFit => room,
+            Self::To(tokens) => tokens as usize,
+        };
+        &prompt[prompt.len().saturating_sub(kept)..]
+    }
+}
+
 /// A limit on the answer, and the field that set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MaxTokens {
@@ -173,15 +185,8 @@ impl GenerationParams {
 
     /// Cuts off what `truncate_prompt_tokens` does not keep of a prompt's beginning.
     pub(crate) fn truncate<'t>(&self, prompt: &'t [TokenId], bounds: Bounds<'_>) -> &'t [TokenId] {
-        let kept = match self.truncation {
-            Truncation::None => return prompt,
-            Truncation::ToFit => {
-                let answer = self.max_tokens.map_or(1, |max| max.tokens as usize);
-                bounds.max_model_len.saturating_sub(answer).max(1)
-            }
-            Truncation::To(tokens) => tokens as usize,
-        };
-        &prompt[prompt.len().saturating_sub(kept)..]
+        let answer = self.max_tokens.map_or(1, |max| max.tokens as usize);
+        self.truncation.kept(prompt, bounds.max_model_len.saturating_sub(answer).max(1))
     }
 
     /// Tokens that an answer to a prompt of `prompt_tokens` may have; `param` is the field that holds the prompt.
@@ -342,7 +347,8 @@ fn read_prompt_logprobs(
     }
 }
 
-fn read_truncation(fields: &mut Fields<'_>) -> Result<Truncation, ApiError> {
+/// Reads `truncate_prompt_tokens`.
+pub(crate) fn read_truncation(fields: &mut Fields<'_>) -> Result<Truncation, ApiError> {
     let name = "truncate_prompt_tokens";
     match fields.integer(name, -1..=i64::from(u32::MAX))? {
         None => Ok(Truncation::None),

@@ -19,6 +19,8 @@ pub(crate) enum Route {
     CountTokens,
     /// `/v1/responses`.
     Responses,
+    /// `/v1/embeddings`.
+    Embeddings,
 }
 
 /// What is done with a field.
@@ -64,6 +66,7 @@ pub(crate) fn name(route: Route) -> &'static str {
         Route::Messages => "messages",
         Route::CountTokens => "count tokens",
         Route::Responses => "responses",
+        Route::Embeddings => "embeddings",
     }
 }
 
@@ -79,6 +82,7 @@ const MESSAGES: &[Route] = &[Route::Messages];
 const ANTHROPIC: &[Route] = &[Route::Messages, Route::CountTokens];
 const CONVERSATION: &[Route] = &[Route::Chat, Route::TokenizeChat, Route::Messages, Route::CountTokens];
 const RESPONSES: &[Route] = &[Route::Responses];
+const EMBEDDINGS: &[Route] = &[Route::Embeddings];
 /// All of OpenAI's that generate.
 const OPENAI: &[Route] = &[Route::Chat, Route::Completion, Route::Responses];
 /// All that generate or count and have a conversation.
@@ -94,6 +98,7 @@ const ALL: &[Route] = &[
     Route::Messages,
     Route::CountTokens,
     Route::Responses,
+    Route::Embeddings,
 ];
 
 const fn accepted(name: &'static str, routes: &'static [Route]) -> FieldRule {
@@ -155,14 +160,17 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("logprobs", GENERATION),
     accepted("top_logprobs", CHAT),
     accepted("prompt_logprobs", GENERATION),
-    accepted("truncate_prompt_tokens", SAMPLED),
+    accepted(
+        "truncate_prompt_tokens",
+        &[Route::Chat, Route::Completion, Route::Messages, Route::Responses, Route::Embeddings],
+    ),
     accepted("echo", COMPLETION),
     accepted("stream", SAMPLED),
     accepted("stream_options", OPENAI),
     accepted("skip_special_tokens", SAMPLED),
     accepted(
         "add_special_tokens",
-        &[Route::Chat, Route::Completion, Route::TokenizePrompt, Route::TokenizeChat],
+        &[Route::Chat, Route::Completion, Route::TokenizePrompt, Route::TokenizeChat, Route::Embeddings],
     ),
     accepted("add_generation_prompt", TEMPLATED),
     accepted("continue_final_message", TEMPLATED),
@@ -174,13 +182,17 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("stop_sequences", MESSAGES),
     accepted("thinking", ANTHROPIC),
     accepted("output_config", ANTHROPIC),
-    accepted("input", RESPONSES),
+    accepted("input", &[Route::Responses, Route::Embeddings]),
     accepted("instructions", RESPONSES),
     accepted("max_output_tokens", RESPONSES),
     accepted("text", RESPONSES),
     accepted("reasoning", RESPONSES),
     accepted("metadata", RESPONSES),
-    ignored("user", OPENAI),
+    accepted("encoding_format", EMBEDDINGS),
+    accepted("dimensions", EMBEDDINGS),
+    accepted("pooling", EMBEDDINGS),
+    accepted("normalize", EMBEDDINGS),
+    ignored("user", &[Route::Chat, Route::Completion, Route::Responses, Route::Embeddings]),
     ignored("metadata", &[Route::Chat, Route::Completion, Route::Messages]),
     ignored("store", OPENAI),
     ignored("service_tier", SAMPLED),
@@ -230,10 +242,20 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     unsupported("use_beam_search", GENERATION, &["false"], NO_BEAMS),
     unsupported("length_penalty", GENERATION, &["1", "1.0"], NO_BEAMS),
     unsupported("early_stopping", GENERATION, &["false"], NO_BEAMS),
-    unsupported("truncation_side", GENERATION, &["\"left\""], "only the beginning of a prompt is cut off"),
+    unsupported(
+        "truncation_side",
+        &[Route::Chat, Route::Completion, Route::Embeddings],
+        &["\"left\""],
+        "only the beginning of a prompt is cut off",
+    ),
     unsupported("repetition_detection", GENERATION, &[], "use 'repetition_penalty'"),
     unsupported("watermarking", GENERATION, &["false"], "answers carry no watermark"),
-    unsupported("priority", GENERATION, &["0"], "requests are served in the order of their arrival"),
+    unsupported(
+        "priority",
+        &[Route::Chat, Route::Completion, Route::Embeddings],
+        &["0"],
+        "requests are served in the order of their arrival",
+    ),
     unsupported("cache_salt", GENERATION, &[], "the prefix cache is shared by all clients"),
     unsupported("kv_transfer_params", GENERATION, &[], NO_TRANSFER),
     unsupported("ec_transfer_params", GENERATION, &[], NO_TRANSFER),

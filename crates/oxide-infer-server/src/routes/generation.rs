@@ -9,7 +9,7 @@ use crate::generate::{
 };
 use crate::observe::Arrival;
 use crate::protocol::chat::ChatRequest;
-use crate::protocol::completion::{CompletionRequest, Echo, PromptInput};
+use crate::protocol::completion::{CompletionRequest, Echo, PromptInput, prompt_param};
 use crate::protocol::params::{Bounds, Delivery, GenerationParams};
 use crate::protocol::response::Head;
 use crate::protocol::{messages, responses};
@@ -165,11 +165,11 @@ fn prepare_chat(app: &App, mut request: ChatRequest) -> Result<Job, ApiError> {
 }
 
 fn prepare_completion(app: &App, request: CompletionRequest) -> Result<Job, ApiError> {
-    let several = request.prompts.len() > 1;
+    let count = request.prompts.len();
     let echoes = request.echo == Echo::Prompt;
-    let mut prompts = Vec::with_capacity(request.prompts.len());
+    let mut prompts = Vec::with_capacity(count);
     for (index, input) in request.prompts.into_iter().enumerate() {
-        let param = if several { format!("prompt[{index}]") } else { "prompt".to_owned() };
+        let param = prompt_param("prompt", index, count);
         let (tokens, text) = match input {
             PromptInput::Text(text) => {
                 let tokens = app.text().encode(&text, request.add_special_tokens);

@@ -214,7 +214,7 @@ async fn an_unknown_model_is_404() {
 #[tokio::test]
 async fn unknown_routes_and_methods_are_answered_in_json() {
     let harness = Harness::answering("x");
-    harness.get("/v1/embeddings").await.error(404, "unknown_url", None);
+    harness.get("/v1/rerank").await.error(404, "unknown_url", None);
     harness.get("/nothing").await.error(404, "unknown_url", None);
     harness.get("/v1/chat/completions").await.error(405, "method_not_allowed", None);
     harness.post("/v1/models", "{}").await.error(405, "method_not_allowed", None);

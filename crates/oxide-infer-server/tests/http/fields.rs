@@ -122,7 +122,8 @@ async fn every_unsupported_field_is_refused_by_name_and_taken_as_null() {
 }
 
 /// The routes that take a body.
-const PATHS: [&str; 7] = [
+const PATHS: [&str; 8] = [
+    "/v1/embeddings",
     "/v1/responses",
     "/v1/chat/completions",
     "/v1/completions",

@@ -3,6 +3,7 @@
 mod access;
 mod chat;
 mod completions;
+mod embeddings;
 mod errors;
 mod fields;
 mod harness;

@@ -94,7 +94,7 @@ fn body_for(path: &str) -> Value {
     match path {
         "/v1/completions" | "/tokenize" => json!({"prompt": "a"}),
         "/detokenize" => json!({"tokens": [97]}),
-        "/v1/responses" => json!({"input": "a"}),
+        "/v1/responses" | "/v1/embeddings" => json!({"input": "a"}),
         "/v1/messages" => json!({"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
         _ => json!({"messages": [{"role": "user", "content": "a"}]}),
     }
@@ -118,9 +118,10 @@ async fn limits_hold_on_every_route_that_takes_a_body() {
     let held = Request::post("/v1/completions").header(header::CONTENT_TYPE, "application/json");
     let held = harness.respond(held.body(Body::from(stream.to_string())).unwrap()).await;
     for (path, generates) in &routes {
+        let computes = *generates || path == "/v1/embeddings";
         let reply = harness.post_json(path, &body_for(path)).await;
-        assert_eq!(reply.status.as_u16(), if *generates { 429 } else { 200 }, "{path}: {}", reply.text());
-        assert_eq!(reply.headers.contains_key(header::RETRY_AFTER), *generates, "{path}");
+        assert_eq!(reply.status.as_u16(), if computes { 429 } else { 200 }, "{path}: {}", reply.text());
+        assert_eq!(reply.headers.contains_key(header::RETRY_AFTER), computes, "{path}");
     }
     drop(held);
     harness.server.begin_drain();

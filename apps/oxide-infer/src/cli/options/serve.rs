@@ -87,6 +87,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_name = "TAGS", value_enum, default_value_t = ReasoningParser::Auto, help_heading = "Server")]
     pub(crate) reasoning_parser: ReasoningParser,
 
+    /// How embeddings are made of a text's hidden states, where a request does not say
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = PoolingChoice::Last, help_heading = "Server")]
+    pub(crate) pooling: PoolingChoice,
+
     /// Serve no page to talk to the model at `/`
     #[arg(
         long,
@@ -121,6 +125,15 @@ pub(crate) enum ToolParser {
     Llama3,
     /// Behind [TOOL_CALLS]: Mistral
     Mistral,
+}
+
+/// How hidden states become one vector.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum PoolingChoice {
+    /// That of the last token
+    Last,
+    /// Their mean
+    Mean,
 }
 
 /// How a model marks its reasoning.

@@ -9,7 +9,9 @@ use crate::request::{
     StopConditions, SubmitError,
 };
 use crate::scheduler::{Notice, Scheduled, Scheduler};
-use crate::testing::scripted::{SMALL_LIMITS, ScriptedExecutor, expected_answer, expected_prompt_logprobs};
+use crate::testing::scripted::{
+    SMALL_LIMITS, ScriptedExecutor, expected_answer, expected_pooled, expected_prompt_logprobs,
+};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{LogProbs, SamplingParams, TokenMask};
 use std::collections::BTreeMap;
@@ -34,6 +36,7 @@ pub(super) struct Client {
     pub(super) choices: Vec<Choice>,
     /// Cached tokens and log-probabilities, once the prompt is done.
     pub(super) prompt: Option<(u32, Option<Vec<LogProbs>>)>,
+    pub(super) pooled: Option<Vec<f32>>,
     pub(super) failed: Option<RequestError>,
     pub(super) started: bool,
     pub(super) ended: bool,
@@ -71,9 +74,17 @@ impl Harness {
         let id = RequestId(self.clients.len() as u64);
         let choices = vec![Choice::default(); request.choices.get() as usize];
         self.scheduler.add(id, request.clone(), Instant::now());
-        let (prompt, failed) = (None, None);
-        let client =
-            Client { request, choices, prompt, failed, started: false, ended: false, cancelled: false };
+        let (prompt, pooled, failed) = (None, None, None);
+        let client = Client {
+            request,
+            choices,
+            prompt,
+            pooled,
+            failed,
+            started: false,
+            ended: false,
+            cancelled: false,
+        };
         self.clients.insert(id, client);
         self.observe();
         Ok(id)
@@ -219,8 +230,9 @@ impl Client {
         assert!(!self.ended && self.failed.is_none() && !self.cancelled, "an event after the end: {event:?}");
         assert!(self.started, "an event before the start: {event:?}");
         match event {
-            EngineEvent::PromptDone { cached_tokens, logprobs } => {
+            EngineEvent::PromptDone { cached_tokens, logprobs, pooled } => {
                 assert_eq!(self.prompt.replace((cached_tokens, logprobs)), None);
+                self.pooled = pooled;
             }
             EngineEvent::Token { choice, token, logprobs, at: _ } => {
                 assert!(self.prompt.is_some());
@@ -239,6 +251,9 @@ impl Client {
     }
 
     fn expected(&self, choice: ChoiceIndex, limits: &ExecutorLimits) -> Vec<TokenId> {
+        if self.request.pooling.is_some() {
+            return Vec::new();
+        }
         expected_answer(&self.request, choice, limits, |index| match self.request.masking {
             Masking::None => None,
             Masking::PerToken => Some(mask_for(choice, index, limits.vocab_size)),
@@ -263,6 +278,8 @@ impl Client {
         let top = self.request.prompt_logprobs;
         let expected = top.map(|top| expected_prompt_logprobs(&self.request.prompt, top, limits));
         assert_eq!(*logprobs, expected);
+        let pooled = self.request.pooling.map(|pooling| expected_pooled(&self.request.prompt, pooling));
+        assert_eq!(self.pooled, pooled);
     }
 }
 
@@ -285,6 +302,7 @@ pub(super) fn request(prompt: impl IntoIterator<Item = u32>, max_tokens: u32) ->
         logprobs: None,
         prompt_logprobs: None,
         masking: Masking::None,
+        pooling: None,
     }
 }
 

@@ -4,8 +4,8 @@ use super::audit::audit_idle;
 use super::harness::Harness;
 use crate::batch::ExecutorLimits;
 use crate::kv::PrefixCache;
-use crate::request::{ChoiceIndex, EngineRequest, EosPolicy, Masking, RequestId, StopConditions};
-use crate::testing::scripted::ScriptedExecutor;
+use crate::request::{ChoiceIndex, EngineRequest, EosPolicy, Masking, Pooling, RequestId, StopConditions};
+use crate::testing::scripted::{SMALL_LIMITS, ScriptedExecutor};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
 use proptest::prelude::*;
@@ -38,6 +38,7 @@ fn limits() -> impl Strategy<Value = ExecutorLimits> {
                 max_model_len,
                 vocab_size: VOCAB,
                 max_logprobs: u32::MAX,
+                hidden_size: SMALL_LIMITS.hidden_size,
                 steps_in_flight,
             }
         },
@@ -75,8 +76,9 @@ fn request() -> impl Strategy<Value = EngineRequest> {
         });
     let logprobs = || prop::option::weighted(0.2, 0u32..3);
     let masked = prop::bool::weighted(0.2);
-    (prompt(), 1u32..4, sampling, stop(), logprobs(), logprobs(), masked).prop_map(
-        |(prompt, choices, sampling, stop, logprobs, prompt_logprobs, masked)| EngineRequest {
+    let pooling = prop::option::weighted(0.2, prop::sample::select(vec![Pooling::Last, Pooling::Mean]));
+    (prompt(), 1u32..4, sampling, stop(), logprobs(), logprobs(), masked, pooling).prop_map(
+        |(prompt, choices, sampling, stop, logprobs, prompt_logprobs, masked, pooling)| EngineRequest {
             prompt,
             choices: NonZeroU32::new(choices).unwrap(),
             sampling: Arc::new(sampling),
@@ -84,6 +86,7 @@ fn request() -> impl Strategy<Value = EngineRequest> {
             logprobs,
             prompt_logprobs,
             masking: if masked { Masking::PerToken } else { Masking::None },
+            pooling,
         },
     )
 }

@@ -2,7 +2,7 @@
 
 use super::Draw;
 use crate::batch::ExecutorLimits;
-use crate::request::{ChoiceIndex, EngineRequest, EosPolicy};
+use crate::request::{ChoiceIndex, EngineRequest, EosPolicy, Pooling};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{LogProbs, TokenLogProb, TokenMask};
 use std::sync::Arc;
@@ -61,6 +61,27 @@ pub(super) fn logprobs(token: TokenId, context: u64, top: u32, vocab_size: usize
         chosen: TokenLogProb { token, logprob: best, rank: 1 },
         top: ranked.take(top as usize).collect(),
     }
+}
+
+/// Elements of a made-up hidden state.
+pub(super) const HIDDEN_SIZE: usize = 3;
+
+/// A made-up hidden state that depends on the context.
+pub(super) fn hidden_state(context: u64) -> [f32; HIDDEN_SIZE] {
+    std::array::from_fn(|at| ((context >> (16 * at)) as u16) as f32 / 256.0 - 100.0)
+}
+
+/// What a prompt's pooled hidden state must be when [`ScriptedExecutor::new`](super::ScriptedExecutor::new) computes it.
+pub fn expected_pooled(prompt: &[TokenId], pooling: Pooling) -> Vec<f32> {
+    let states: Vec<_> = prompt_contexts(prompt).map(hidden_state).collect();
+    let of = |at: usize| match pooling {
+        Pooling::Last => states.last().map_or(0.0, |state| state[at]),
+        Pooling::Mean => {
+            let sum: f64 = states.iter().map(|state| f64::from(state[at])).sum();
+            (sum / states.len() as f64) as f32
+        }
+    };
+    (0..HIDDEN_SIZE).map(of).collect()
 }
 
 /// What a choice of a request must answer when [`ScriptedExecutor::new`](super::ScriptedExecutor::new) computes it,
