@@ -104,6 +104,7 @@ impl Executor for TimedExecutor {
             max_model_len: longest,
             vocab_size: VOCABULARY as usize,
             max_logprobs: 0,
+            hidden_size: None,
             steps_in_flight: 2,
         }
     }
