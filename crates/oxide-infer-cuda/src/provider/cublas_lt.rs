@@ -17,7 +17,7 @@ pub use search::Search;
 
 use super::{Candidacy, Candidate, PlanError};
 use crate::artifact::Request;
-use crate::driver::{LibraryError, RawStream};
+use crate::driver::{CudaError, LibraryError, RawStream};
 use crate::runtime::{
     BindError, CommandScope, Context, DeviceMemory, EnqueueError, Expected, KernelError, Lease, Operands,
     Workspace, check_operands, rehearse,
@@ -95,6 +95,24 @@ struct Bound {
 struct Proposed {
     algo: sys::cublasLtMatmulAlgo_t,
     workspace: usize,
+}
+
+/// Why the library proposes nothing.
+#[derive(Debug, thiserror::Error)]
+enum Unanswered {
+    #[error(transparent)]
+    Driver(#[from] CudaError),
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+}
+
+impl From<Unanswered> for PlanError {
+    fn from(unanswered: Unanswered) -> Self {
+        match unanswered {
+            Unanswered::Driver(error) => error.into(),
+            Unanswered::Library(error) => error.into(),
+        }
+    }
 }
 
 impl CublasLt {
@@ -176,8 +194,9 @@ impl CublasLt {
         Ok(ProductPlan { inner: Arc::new(inner) })
     }
 
-    /// Asks the library for algorithms, best first by its own measure. On the host alone.
-    fn propose(&self, product: &Product) -> Result<([Layout; 3], Vec<Proposed>), LibraryError> {
+    /// Asks the library for algorithms, best first by its own measure. On the host alone; the library looks at the current
+    /// context's device.
+    fn propose(&self, product: &Product) -> Result<([Layout; 3], Vec<Proposed>), Unanswered> {
         let calls = self.calls();
         // The heuristics look at whether there is a bias, not at it.
         let bias = (product.bias == Part::Present).then_some(u64::from(ALIGNMENT));
@@ -197,21 +216,23 @@ impl CublasLt {
             reserved: [0; 4],
         };
         let (mut results, mut count) = ([empty; CANDIDATES], 0);
-        // SAFETY: handle and descriptors are live; the library writes at most as many results as it is asked for.
-        let status = unsafe {
-            (calls.heuristic)(
-                self.started.handle,
-                operation.raw(),
-                a,
-                b,
-                d,
-                d,
-                preference.raw(),
-                CANDIDATES as c_int,
-                results.as_mut_ptr(),
-                &mut count,
-            )
-        };
+        let status = self.started.context.call(|_| {
+            // SAFETY: handle and descriptors are live; the library writes at most as many results as it is asked for.
+            Ok(unsafe {
+                (calls.heuristic)(
+                    self.started.handle,
+                    operation.raw(),
+                    a,
+                    b,
+                    d,
+                    d,
+                    preference.raw(),
+                    CANDIDATES as c_int,
+                    results.as_mut_ptr(),
+                    &mut count,
+                )
+            })
+        })?;
         if status == NOT_SUPPORTED {
             return Ok((layouts, Vec::new()));
         }

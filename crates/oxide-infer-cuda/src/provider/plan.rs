@@ -1,7 +1,7 @@
 use super::algorithm_of;
 use super::cublas_lt::{BoundProduct, LoadError, ProductPlan};
 use crate::artifact::{Artifact, Request, ResolveError};
-use crate::driver::LibraryError;
+use crate::driver::{CudaError, LibraryError};
 use crate::runtime::{
     BindError, BoundOperator, CommandScope, EnqueueError, Operands, OperatorPlan, PlanError as ArtifactError,
     Workspace,
@@ -75,6 +75,9 @@ pub enum PlanError {
     /// cuBLASLt cannot say which algorithms it has.
     #[error(transparent)]
     CublasLt(#[from] LibraryError),
+    /// The context is lost, or cannot be used from this thread.
+    #[error(transparent)]
+    Driver(#[from] CudaError),
     /// An artifact cannot be loaded.
     #[error(transparent)]
     Artifact(#[from] ArtifactError),

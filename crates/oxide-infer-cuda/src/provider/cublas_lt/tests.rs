@@ -325,3 +325,18 @@ fn a_plan_is_enqueued_in_its_own_context_only() {
     let mut scope = CommandScope::new(&other.stream().unwrap()).unwrap();
     assert_eq!(bound.enqueue(&mut scope), Err(EnqueueError::OtherContext { what: "the plan" }));
 }
+
+#[test]
+fn a_lost_context_is_not_asked_about() {
+    let mut bench = bench();
+    let asked = bench.fake.state().heuristic_calls;
+    bench.driver.break_device(700);
+    let context = bench.cuda.context().clone();
+    assert!(context.stream().is_err());
+    let listed = bench.cuda.candidates(plain());
+    let product = listed.iter().find(|candidate| candidate.provider == Provider::CublasLt).unwrap();
+    assert!(product.to_string().contains("(700)"), "{product}");
+    let refused = bench.cuda.plan(&plain(), Provider::CublasLt, "heuristic_0").err();
+    assert!(matches!(refused, Some(PlanError::Driver(CudaError { code: 700, .. }))), "{refused:?}");
+    assert_eq!(bench.fake.state().heuristic_calls, asked);
+}
