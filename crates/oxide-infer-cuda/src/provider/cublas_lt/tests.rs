@@ -336,7 +336,7 @@ fn a_lost_context_is_not_asked_about() {
     let listed = bench.cuda.candidates(plain());
     let product = listed.iter().find(|candidate| candidate.provider == Provider::CublasLt).unwrap();
     assert!(product.to_string().contains("(700)"), "{product}");
-    let refused = bench.cuda.plan(&plain(), Provider::CublasLt, "heuristic_0").err();
+    let refused = bench.cuda.plan(plain(), Provider::CublasLt, "heuristic_0").err();
     assert!(matches!(refused, Some(PlanError::Driver(CudaError { code: 700, .. }))), "{refused:?}");
     assert_eq!(bench.fake.state().heuristic_calls, asked);
 }
