@@ -45,7 +45,7 @@ demo:
 # --- Test --------------------------------------------------------------------------------------------------------
 
 .PHONY: test
-## test: run everything that runs without a GPU: Rust tests, doc tests, Python clients, the page
+## test: run everything that runs without a GPU: Rust tests, doc tests, clients, the page
 test:
 	@scripts/need.sh cargo cc chromium nginx npm python3 pip venv
 	@$(MAKE) --no-print-directory model

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Usage: test.sh MODEL
-# Runs every test that needs no GPU and ends with one line of totals: Rust tests and doc tests, the Python clients
-# and the page in a browser (tests/clients) against the built server, and the tests of what the benchmarks compute.
+# Runs every test that needs no GPU and ends with one line of totals: Rust tests and doc tests, the Python and
+# JavaScript clients and the page in a browser (tests/clients) against the built server, and the tests of what the
+# benchmarks compute.
 set -euo pipefail
 
 OXIDE_INFER_TEST_MODEL=$(realpath "$1")
@@ -13,13 +14,15 @@ status=0
 echo "== Rust tests"
 cargo test --workspace --locked --no-fail-fast 2>&1 | tee "$logs/cargo" || status=1
 
-echo "== Python clients"
+echo "== Clients"
 cargo build --locked --package oxide-infer-cli
 OXIDE_INFER_BINARY=$(realpath "${CARGO_TARGET_DIR:-target}/debug/oxide-infer")
 export OXIDE_INFER_BINARY
 venv=$(scripts/venv.sh clients tests/clients/requirements.txt)
 OXIDE_INFER_ROUTER=$(realpath "$(scripts/venv.sh router tests/clients/router.txt)/bin/vllm-router")
 export OXIDE_INFER_ROUTER
+OXIDE_INFER_NODE_MODULES=$(realpath "$(scripts/npm.sh tests/clients/node)")
+export OXIDE_INFER_NODE_MODULES
 "$venv/bin/pytest" tests/clients 2>&1 | tee "$logs/pytest" || status=1
 
 echo "== The benchmarks' own arithmetic"
