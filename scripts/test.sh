@@ -23,7 +23,11 @@ OXIDE_INFER_ROUTER=$(realpath "$(scripts/venv.sh router tests/clients/router.txt
 export OXIDE_INFER_ROUTER
 OXIDE_INFER_NODE_MODULES=$(realpath "$(scripts/npm.sh tests/clients/node)")
 export OXIDE_INFER_NODE_MODULES
+instructor=$(scripts/venv.sh instructor tests/clients/instructor.txt)
+OXIDE_INFER_INSTRUCTOR=$PWD/$instructor/bin/python
+export OXIDE_INFER_INSTRUCTOR
 "$venv/bin/pytest" tests/clients 2>&1 | tee "$logs/pytest" || status=1
+"$instructor/bin/pytest" tests/clients/test_instructor.py 2>&1 | tee -a "$logs/pytest" || status=1
 
 echo "== The benchmarks' own arithmetic"
 "$venv/bin/pytest" benchmarks/parity benchmarks/kernels benchmarks/speed 2>&1 | tee -a "$logs/pytest" || status=1

@@ -1,9 +1,13 @@
+import importlib.util
 import itertools
 from collections.abc import Callable, Iterator
 
 import pytest
 from openai import OpenAI
 from serving import Server
+
+# It needs an environment of its own, in which scripts/test.sh runs it alone.
+collect_ignore = [] if importlib.util.find_spec("instructor") else ["test_instructor.py"]
 
 
 @pytest.fixture(scope="session")
