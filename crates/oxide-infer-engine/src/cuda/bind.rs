@@ -2,7 +2,7 @@
 
 mod fused;
 
-use super::classes::StepClass;
+use super::classes::{DecodeClass, StepClass};
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::{Activation, CudaOperator, HeadNorms, Norm, Residual};
 use super::memory::DeviceBuffers;
@@ -127,7 +127,7 @@ impl Binder<'_> {
             }
         }
         let graph = match class {
-            StepClass::Decode { rows } => {
+            StepClass::Decode(DecodeClass { rows, .. }) => {
                 // Every row of a decode step is sampled: the head reads the residual stream itself.
                 let hidden = self.buffers.hidden()?;
                 match &step.logits {

@@ -60,7 +60,7 @@ impl BodyTables<'_> {
     fn query_start(&self, batch: &EngineBatch) -> Result<(), RegionError> {
         let array = &self.layout.query_start;
         match self.class {
-            StepClass::Decode { .. } => self.words.write_from(array.start, 0..array.len() as u32),
+            StepClass::Decode(_) => self.words.write_from(array.start, 0..array.len() as u32),
             StepClass::Mixed { tokens, .. } => {
                 let starts = batch.rows.iter().map(|row| row.tokens.start as u32);
                 self.array(array, starts, batch.tokens.len() as u32)?;
@@ -85,6 +85,7 @@ impl BodyTables<'_> {
 mod tests {
     use super::*;
     use crate::batch::{BatchRow, HiddenStates, SlotId};
+    use crate::cuda::classes::{DecodeClass, Reach};
     use oxide_infer::{PageId, TokenId};
     use oxide_infer_cuda::driver::simulated::SimulatedDriver;
     use oxide_infer_cuda::runtime::Context;
@@ -149,7 +150,7 @@ mod tests {
             vec![row(1, 0..1, 0..1, 5, RowInput::Host), row(0, 1..2, 1..4, 130, RowInput::LastSampled)];
         let batch = batch(rows, &[3, 0], &[4, 129], &[7, 1, 2, 3]);
         let [ids, slots, positions, query_start, kv_len, block_table] =
-            written(StepClass::Decode { rows: 4 }, &batch);
+            written(StepClass::Decode(DecodeClass { rows: 4, reach: Reach::Any }), &batch);
         assert_eq!(ids, [3, 0, 0, 0]);
         assert_eq!(slots, [HOST_INPUT, 0, HOST_INPUT, HOST_INPUT]);
         assert_eq!(positions, [4, 129, 0, 0]);

@@ -10,11 +10,15 @@ const TOKENS: [usize; 18] =
 /// Sequences of all other steps.
 const SEQUENCES: [usize; 3] = [4, 32, 256];
 
+/// Tokens of a sequence up to which one launch reads its pages as fast as shares that a second launch merges (the record
+/// of decode attention, one row, compared at 256 to 16,384 tokens).
+pub(super) const SHORT: usize = 4096;
+
 /// The classes of one executor, each ascending.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Classes {
-    /// Rows of a decode step; steps of more rows are mixed.
-    pub(super) decode: Vec<usize>,
+    /// Decode steps; steps of more rows are mixed.
+    pub(super) decode: Vec<DecodeClass>,
     /// Tokens of a mixed step.
     pub(super) tokens: Vec<usize>,
     /// Sequences of a mixed step.
@@ -23,37 +27,63 @@ pub(super) struct Classes {
     pub(super) head: Vec<usize>,
 }
 
+/// One token for each of so many sequences.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct DecodeClass {
+    pub(super) rows: usize,
+    pub(super) reach: Reach,
+}
+
+/// How long the sequences of a decode step may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Reach {
+    /// At most [`SHORT`] tokens.
+    Short,
+    /// As long as the model's.
+    Any,
+}
+
 /// What a step's operators are planned for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum StepClass {
-    /// One token for each of so many sequences.
-    Decode { rows: usize },
+    /// Every sequence has one token.
+    Decode(DecodeClass),
     /// So many tokens of so many sequences.
     Mixed { tokens: usize, sequences: usize },
 }
 
 impl Classes {
-    pub(super) fn new(max_sequences: usize, max_batch_tokens: usize) -> Self {
+    pub(super) fn new(max_sequences: usize, max_batch_tokens: usize, max_model_len: usize) -> Self {
         let up_to = |sizes: &[usize], most: usize| {
             let mut classes: Vec<_> = sizes.iter().copied().filter(|&size| size < most).collect();
             classes.push(most);
             classes
         };
+        let rows = up_to(&ROWS, max_sequences.min(MAX_HEAD_ROWS));
+        // Of several sequences the long ones share the device with the others, and one launch does for all.
+        let short = DecodeClass { rows: 1, reach: Reach::Short };
+        let short = Some(short).filter(|_| rows[0] == 1 && max_model_len > SHORT);
+        let any = rows.iter().map(|&rows| DecodeClass { rows, reach: Reach::Any });
         Self {
-            decode: up_to(&ROWS, max_sequences.min(MAX_HEAD_ROWS)),
+            decode: short.into_iter().chain(any).collect(),
             tokens: up_to(&TOKENS, max_batch_tokens),
             sequences: up_to(&SEQUENCES, max_sequences),
-            head: up_to(&ROWS, max_sequences.min(MAX_HEAD_ROWS)),
+            head: rows,
         }
     }
 
     /// Every class of a step.
     pub(super) fn steps(&self) -> impl Iterator<Item = StepClass> {
-        let decode = self.decode.iter().map(|&rows| StepClass::Decode { rows });
+        let decode = self.decode.iter().map(|&class| StepClass::Decode(class));
         let mixed = self.tokens.iter().flat_map(|&tokens| {
             self.sequences.iter().map(move |&sequences| StepClass::Mixed { tokens, sequences })
         });
         decode.chain(mixed)
+    }
+
+    /// Index of the first decode class for so many sequences, the longest of which has `kv_len` tokens.
+    pub(super) fn decode_index(&self, rows: usize, kv_len: usize) -> Option<usize> {
+        self.decode.iter().position(|class| class.rows >= rows && class.reach.holds(kv_len))
     }
 
     /// Index of the smallest of `sizes` that holds `count`, if one does.
@@ -63,17 +93,26 @@ impl Classes {
     }
 }
 
+impl Reach {
+    fn holds(self, kv_len: usize) -> bool {
+        match self {
+            Self::Short => kv_len <= SHORT,
+            Self::Any => true,
+        }
+    }
+}
+
 impl StepClass {
     pub(super) fn tokens(self) -> usize {
         match self {
-            Self::Decode { rows } => rows,
+            Self::Decode(class) => class.rows,
             Self::Mixed { tokens, .. } => tokens,
         }
     }
 
     pub(super) fn sequences(self) -> usize {
         match self {
-            Self::Decode { rows } => rows,
+            Self::Decode(class) => class.rows,
             Self::Mixed { sequences, .. } => sequences,
         }
     }
@@ -81,7 +120,7 @@ impl StepClass {
     /// Rows of the block table: padding tokens of a mixed step belong to a sequence of their own.
     pub(super) fn table_rows(self) -> usize {
         match self {
-            Self::Decode { rows } => rows,
+            Self::Decode(class) => class.rows,
             Self::Mixed { sequences, .. } => sequences + 1,
         }
     }
@@ -91,17 +130,35 @@ impl StepClass {
 mod tests {
     use super::*;
 
+    fn any(rows: usize) -> DecodeClass {
+        DecodeClass { rows, reach: Reach::Any }
+    }
+
     #[test]
     fn classes_ascend_to_the_limits_and_the_smallest_that_holds_a_step_is_taken() {
-        let classes = Classes::new(20, 100);
-        assert_eq!(classes.decode, [1, 2, 4, 8, 16, 20]);
+        let classes = Classes::new(20, 100, SHORT);
+        assert_eq!(classes.decode, [1, 2, 4, 8, 16, 20].map(any));
         assert_eq!(classes.tokens, [16, 32, 64, 100]);
         assert_eq!(classes.sequences, [4, 20]);
-        assert_eq!(Classes::index(&classes.decode, 1), Some(0));
-        assert_eq!(Classes::index(&classes.decode, 3), Some(2));
-        assert_eq!(Classes::index(&classes.decode, 20), Some(5));
-        assert_eq!(Classes::index(&classes.decode, 21), None);
+        assert_eq!(classes.decode_index(1, 9), Some(0));
+        assert_eq!(classes.decode_index(3, 9), Some(2));
+        assert_eq!(classes.decode_index(20, SHORT), Some(5));
+        assert_eq!(classes.decode_index(21, 9), None);
+        assert_eq!(Classes::index(&classes.tokens, 33), Some(2));
+        assert_eq!(Classes::index(&classes.tokens, 101), None);
         assert_eq!(classes.steps().count(), 6 + 4 * 2);
-        assert_eq!(Classes::new(1000, 1000).head.last(), Some(&256));
+        assert_eq!(Classes::new(1000, 1000, SHORT).head.last(), Some(&256));
+    }
+
+    #[test]
+    fn one_sequence_has_a_class_of_its_own_while_it_is_short_if_it_may_become_long() {
+        let classes = Classes::new(4, 100, SHORT + 1);
+        let short = DecodeClass { rows: 1, reach: Reach::Short };
+        assert_eq!(classes.decode, [short, any(1), any(2), any(4)]);
+        assert_eq!(classes.decode_index(1, 1), Some(0));
+        assert_eq!(classes.decode_index(1, SHORT), Some(0));
+        assert_eq!(classes.decode_index(1, SHORT + 1), Some(1));
+        assert_eq!(classes.decode_index(2, 1), Some(2));
+        assert_eq!(classes.head, [1, 2, 4]);
     }
 }

@@ -276,7 +276,7 @@ impl CudaExecutor {
         let (tokens, rows) = (batch.tokens.len(), batch.rows.len());
         let too_many = || failure(format!("{tokens} tokens of {rows} rows are in no class"));
         let (index, sequences, class) = match self.decode_class(batch) {
-            Some(index) => (index, None, StepClass::Decode { rows: self.classes.decode[index] }),
+            Some(index) => (index, None, StepClass::Decode(self.classes.decode[index])),
             None => {
                 let index = Classes::index(&self.classes.tokens, tokens).ok_or_else(too_many)?;
                 let sequences = Classes::index(&self.classes.sequences, rows).ok_or_else(too_many)?;
@@ -307,8 +307,9 @@ impl CudaExecutor {
     fn decode_class(&self, batch: &EngineBatch) -> Option<usize> {
         let decodes =
             |row: &BatchRow| row.tokens.len() == 1 && row.samples.len() == 1 && row.prompt_logprobs.is_none();
-        let index = Classes::index(&self.classes.decode, batch.rows.len())?;
-        (!batch.rows.is_empty() && batch.rows.iter().all(decodes)).then_some(index)
+        let longest = batch.rows.iter().map(|row| row.kv_len).max()?;
+        let index = self.classes.decode_index(batch.rows.len(), longest)?;
+        batch.rows.iter().all(decodes).then_some(index)
     }
 
     fn body_of(&self, index: usize, sequences: Option<usize>) -> &BoundBody {

@@ -8,7 +8,7 @@
 mod tests;
 mod tiles;
 
-use super::classes::StepClass;
+use super::classes::{DecodeClass, StepClass};
 use super::lower::{Activation, CudaOperator, Norm};
 use super::plan::{Requests, dense_request, with};
 use crate::model::{Matrix, Vector};
@@ -54,7 +54,7 @@ impl Fused {
 impl<'a> Requests<'a> {
     /// The operators of a class.
     pub(super) fn step(&self, class: StepClass) -> Step<'a> {
-        if class != (StepClass::Decode { rows: 1 }) || self.normalizes_heads() {
+        if !matches!(class, StepClass::Decode(DecodeClass { rows: 1, .. })) || self.normalizes_heads() {
             return Step { layers: Cow::Borrowed(&self.model.layers), logits: None };
         }
         Step {

@@ -138,13 +138,14 @@ impl HeadOutputLayout {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cuda::classes::{DecodeClass, Reach};
 
     #[test]
     fn arrays_follow_each_other_at_multiples_of_16_bytes() {
         let layout = BodyLayout::new(StepClass::Mixed { tokens: 5, sequences: 2 }, 3);
         assert_eq!([layout.ids, layout.slots, layout.positions], [0..5, 8..13, 16..21]);
         assert_eq!([layout.query_start, layout.kv_len, layout.block_table], [24..28, 28..30, 32..41]);
-        let decode = BodyLayout::new(StepClass::Decode { rows: 2 }, 3);
+        let decode = BodyLayout::new(StepClass::Decode(DecodeClass { rows: 2, reach: Reach::Any }), 3);
         assert_eq!((decode.words(), decode.query_start), (26, 12..15));
         let output = HeadOutputLayout::new(1);
         assert_eq!((output.sampled_words(), output.words()), (5, 20 + 64));

@@ -170,10 +170,11 @@ fn fit(
     registry: &Registry,
 ) -> Result<Fit, CudaLoadError> {
     // Sizes at their largest: what is left for pages depends on them, and they on the longest sequence.
+    let max_model_len = options.wanted_len(config);
     let mut sizes = PlanSizes {
-        classes: Classes::new(options.max_sequences, options.max_batch_tokens),
+        classes: Classes::new(options.max_sequences, options.max_batch_tokens, max_model_len),
         max_sequences: options.max_sequences,
-        max_model_len: options.wanted_len(config),
+        max_model_len,
         pool_pages: 2,
         multiprocessors: context.device().multiprocessors as usize,
     };
@@ -219,7 +220,7 @@ fn prepare(
 }
 
 fn bodies(binder: &mut Binder<'_>, classes: &Classes, stream: &Stream) -> Result<Bodies, PrepareError> {
-    let decode = classes.decode.iter().map(|&rows| binder.body(StepClass::Decode { rows }, stream));
+    let decode = classes.decode.iter().map(|&class| binder.body(StepClass::Decode(class), stream));
     let decode = decode.collect::<Result<Vec<_>, _>>()?;
     let mut mixed: Vec<Vec<BoundBody>> = Vec::new();
     for &tokens in &classes.tokens {

@@ -1,6 +1,6 @@
 //! Which artifact computes each operator, in each class.
 
-use super::classes::{Classes, StepClass};
+use super::classes::{Classes, DecodeClass, Reach, SHORT, StepClass};
 use super::head::MAX_ADJUSTMENTS;
 use super::history;
 use super::inputs::TOP_TOKENS;
@@ -55,10 +55,11 @@ pub fn check_coverage(
     registry: &Registry,
     options: &CudaOptions,
 ) -> Result<(), UncoveredError> {
+    let max_model_len = options.wanted_len(config);
     let sizes = PlanSizes {
-        classes: Classes::new(options.max_sequences, options.max_batch_tokens),
+        classes: Classes::new(options.max_sequences, options.max_batch_tokens, max_model_len),
         max_sequences: options.max_sequences,
-        max_model_len: options.wanted_len(config),
+        max_model_len,
         pool_pages: 2,
         multiprocessors: HOPPER_MULTIPROCESSORS,
     };
@@ -87,7 +88,7 @@ impl PlanSizes {
     /// Tokens of the largest step.
     pub(super) fn max_tokens(&self) -> usize {
         let last = |sizes: &[usize]| sizes.last().copied().unwrap_or(1);
-        last(&self.classes.tokens).max(last(&self.classes.decode))
+        last(&self.classes.tokens).max(last(&self.classes.head))
     }
 }
 
@@ -184,9 +185,9 @@ impl Requests<'_> {
 
     fn attention(&self, class: StepClass) -> Request {
         match class {
-            StepClass::Decode { rows } => match self.splits(rows) {
-                None => self.paged_decode(rows),
-                Some(splits) => self.paged_decode(rows).dimension("splits", splits as u64),
+            StepClass::Decode(class) => match self.splits(class) {
+                None => self.paged_decode(class.rows),
+                Some(splits) => self.paged_decode(class.rows).dimension("splits", splits as u64),
             },
             StepClass::Mixed { tokens, sequences } => {
                 let request = self.attends("attention.paged_prefill", sequences);
@@ -221,14 +222,13 @@ impl Requests<'_> {
     /// Blocks that share the pages of a sequence where a second launch that merges them pays: of one sequence that may be
     /// long, one block a multiprocessor and no more than merging is worth. `None`: one launch, and the artifacts' rule
     /// says how many blocks (see `docs/artifacts.md`).
-    fn splits(&self, rows: usize) -> Option<usize> {
+    fn splits(&self, class: DecodeClass) -> Option<usize> {
         const MAX_SPLITS: usize = 32;
-        /// Blocks that share a sequence in one launch, and the pages that they read as fast as more of them would.
+        /// Blocks that share a sequence in one launch.
         const IN_ONE_LAUNCH: usize = 8;
-        const PAGES_IN_ONE_LAUNCH: usize = 64;
         let splits = (self.sizes.multiprocessors / self.config.num_kv_heads.max(1)).min(MAX_SPLITS);
-        let long = self.sizes.max_pages() > PAGES_IN_ONE_LAUNCH;
-        (rows == 1 && long && splits > IN_ONE_LAUNCH).then_some(splits)
+        let long = class.reach == Reach::Any && self.sizes.max_model_len > SHORT;
+        (class.rows == 1 && long && splits > IN_ONE_LAUNCH).then_some(splits)
     }
 
     fn paged(&self, contract: &str) -> Request {
@@ -438,12 +438,17 @@ mod tests {
     use oxide_infer_cuda::artifact::Target;
 
     /// The splits that decode attention asks for, and the algorithm that it gets.
-    fn attention(num_kv_heads: usize, rows: usize, max_model_len: usize) -> (Option<u64>, String) {
+    fn attention(
+        num_kv_heads: usize,
+        rows: usize,
+        max_model_len: usize,
+        reach: Reach,
+    ) -> (Option<u64>, String) {
         let config =
             published(Architecture::Qwen2, [1536, 8960, 4 * num_kv_heads, num_kv_heads, 128, 151_936]);
         let model = CudaModel::new(&DenseDecoder::new(&config));
         let sizes = PlanSizes {
-            classes: Classes::new(64, 64),
+            classes: Classes::new(64, 64, max_model_len),
             max_sequences: 64,
             max_model_len,
             pool_pages: 100,
@@ -451,19 +456,22 @@ mod tests {
         };
         let registry = Registry::embedded(Target::hopper()).unwrap();
         let requests = Requests { config: &config, model: &model, sizes: &sizes, registry: &registry };
-        let request = requests.windowed(requests.attention(StepClass::Decode { rows }), None);
+        let request =
+            requests.windowed(requests.attention(StepClass::Decode(DecodeClass { rows, reach })), None);
         let splits = request.dimensions().get("splits").copied();
         (splits, registry.select(&request).unwrap().manifest().algorithm.clone())
     }
 
     #[test]
     fn only_one_sequence_that_may_be_long_is_merged_by_a_second_launch() {
-        assert_eq!(attention(2, 1, 4097), (Some(32), "rows16".to_owned()));
-        assert_eq!(attention(8, 1, 32_768), (Some(16), "rows16".to_owned()));
-        assert_eq!(attention(2, 1, 4096), (None, "cluster_8".to_owned()));
-        assert_eq!(attention(16, 1, 32_768), (None, "cluster_8".to_owned()));
-        assert_eq!(attention(2, 2, 32_768), (None, "cluster_8".to_owned()));
-        assert_eq!(attention(2, 32, 32_768), (None, "cluster_2".to_owned()));
-        assert_eq!(attention(2, 64, 32_768), (None, "rows16".to_owned()));
+        let any = |heads, rows, longest| attention(heads, rows, longest, Reach::Any);
+        assert_eq!(any(2, 1, 4097), (Some(32), "rows16".to_owned()));
+        assert_eq!(any(8, 1, 32_768), (Some(16), "rows16".to_owned()));
+        assert_eq!(any(2, 1, 4096), (None, "cluster_8".to_owned()));
+        assert_eq!(any(16, 1, 32_768), (None, "cluster_8".to_owned()));
+        assert_eq!(any(2, 2, 32_768), (None, "cluster_8".to_owned()));
+        assert_eq!(any(2, 32, 32_768), (None, "cluster_2".to_owned()));
+        assert_eq!(any(2, 64, 32_768), (None, "rows16".to_owned()));
+        assert_eq!(attention(2, 1, 32_768, Reach::Short), (None, "cluster_8".to_owned()));
     }
 }

@@ -288,3 +288,21 @@ fn a_decode_step_of_one_row_has_five_operators_a_layer_and_others_have_eight() {
     assert_eq!(lens[0], 1 + 5 * layers + 1);
     assert!(lens[1..].iter().all(|&len| len == 1 + 8 * layers + 2), "{lens:?}");
 }
+
+#[test]
+fn one_sequence_is_attended_to_in_one_launch_until_it_is_long() {
+    let device = device();
+    let (_dir, source) = source(Architecture::Llama, json!({"max_position_embeddings": 8192}));
+    let options = CudaOptions { max_model_len: Some(8192), kv_memory: Some(32 << 20), ..OPTIONS };
+    let executor = load_cuda_on(&device.context, &source, &options, &mut |_| ()).unwrap();
+    let layers = executor.num_pools as u64 / 2;
+    let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
+    // The first token is the prompt's; the steps of the nine others have 4,091 to 4,099 tokens each.
+    assert_eq!(answer(&engine, request(4090, 10, greedy())).0, 10);
+    let counters = engine.operators();
+    let launched = |part: &str| {
+        let decodes = counters.snapshot().filter(|(name, _)| name.contains("paged_decode"));
+        decodes.filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum::<u64>()
+    };
+    assert_eq!((launched("cluster_8"), launched("split")), (6 * layers, 3 * layers));
+}

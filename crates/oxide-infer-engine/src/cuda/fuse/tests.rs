@@ -1,20 +1,24 @@
 //! Which operators are fused, in which classes, of which models.
 
 use super::*;
-use crate::cuda::classes::Classes;
+use crate::cuda::classes::{Classes, DecodeClass, Reach};
 use crate::cuda::lower::CudaModel;
 use crate::cuda::plan::PlanSizes;
 use crate::cuda::tests::published;
 use crate::model::{Architecture, DenseDecoder, ModelConfig};
 use oxide_infer_cuda::artifact::{Registry, Target};
 
-const ONE: StepClass = StepClass::Decode { rows: 1 };
+const ONE: StepClass = decode(1);
+
+const fn decode(rows: usize) -> StepClass {
+    StepClass::Decode(DecodeClass { rows, reach: Reach::Any })
+}
 
 /// A layer's operators in a class, by name, and whether logits are made by one operator.
 fn layer(config: &ModelConfig, class: StepClass) -> (Vec<String>, bool) {
     let model = CudaModel::new(&DenseDecoder::new(config));
     let sizes = PlanSizes {
-        classes: Classes::new(8, 64),
+        classes: Classes::new(8, 64, 4096),
         max_sequences: 8,
         max_model_len: 4096,
         pool_pages: 100,
@@ -60,8 +64,9 @@ fn a_layer_is_five_operators_at_one_row_and_as_lowered_in_every_other_class() {
     let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
     assert_eq!(layer(&config, ONE), names(FUSED, true));
     for class in [
-        StepClass::Decode { rows: 2 },
-        StepClass::Decode { rows: 8 },
+        decode(2),
+        decode(8),
+        StepClass::Decode(DecodeClass { rows: 2, reach: Reach::Short }),
         StepClass::Mixed { tokens: 1, sequences: 1 },
         StepClass::Mixed { tokens: 64, sequences: 4 },
     ] {
