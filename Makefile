@@ -107,6 +107,11 @@ figures:
 	@if command -v python3 >/dev/null; then python3 benchmarks/speed/report.py --check; \
 	else echo "skipped: there is no Python here"; fi
 
+.PHONY: catalogue
+## catalogue: write what artifacts and evidence records show into docs/operators.md
+catalogue:
+	cargo run --locked --package oxide-infer-lab -- catalogue
+
 # --- Release -----------------------------------------------------------------------------------------------------
 
 .PHONY: dist

@@ -1,9 +1,11 @@
-//! `oxide-infer-lab`: hardware gates of the CUDA runtime and of the kernel artifacts, and what model parity is judged by.
+//! `oxide-infer-lab`: hardware gates of the CUDA runtime and of the kernel artifacts, what model parity is judged by, and the
+//! operator catalogue made from their records.
 //!
 //! Each gate runs on a real device and adds its findings to one JSON record; the operator catalogue claims nothing of a
 //! GPU that such a record does not show.
 
 mod call;
+mod catalogue;
 mod export;
 mod gates;
 mod parity;
@@ -11,6 +13,7 @@ mod provider;
 mod record;
 
 use anyhow::{Context as _, Result, ensure};
+use catalogue::CatalogueOptions;
 use clap::{Args, Parser};
 use export::ExportOptions;
 use oxide_infer_cuda::artifact::{Registry, Target, manifest::Architecture};
@@ -28,6 +31,7 @@ enum Command {
     Gates(GatesOptions),
     Parity(ParityOptions),
     Export(ExportOptions),
+    Catalogue(CatalogueOptions),
 }
 
 /// Run hardware gates on a CUDA device and write an evidence record
@@ -67,6 +71,7 @@ fn main() -> Result<ExitCode> {
         Command::Gates(options) => run_gates(&options),
         Command::Parity(options) => parity::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Export(options) => export::run(&options).map(|()| ExitCode::SUCCESS),
+        Command::Catalogue(options) => catalogue::run(&options).map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -2,30 +2,32 @@
 
 use anyhow::{Context as _, Result};
 use oxide_infer_cuda::artifact::Registry;
+use oxide_infer_cuda::artifact::manifest::Sha256Hex;
 use oxide_infer_cuda::runtime::Context;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// One run of the lab.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Record {
     /// Version of this format.
     schema: u32,
     /// Source revision of the binary.
-    revision: String,
+    pub(crate) revision: String,
     /// Seconds since 1970.
     time: u64,
-    command: Vec<String>,
+    pub(crate) command: Vec<String>,
     device: Device,
     /// Name of every artifact, and the hash of its machine code.
-    artifacts: BTreeMap<String, String>,
-    findings: Vec<Finding>,
+    pub(crate) artifacts: BTreeMap<String, Sha256Hex>,
+    pub(crate) findings: Vec<Finding>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 struct Device {
     name: String,
     compute_capability: String,
@@ -36,9 +38,9 @@ struct Device {
 }
 
 /// What one gate found.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Finding {
-    pub(crate) gate: &'static str,
+    pub(crate) gate: Cow<'static, str>,
     /// Checks that passed, by what was checked.
     pub(crate) passed: BTreeMap<String, usize>,
     /// Checks that the gated code does not claim to pass, with its reason.
@@ -54,7 +56,7 @@ impl Record {
         let device = context.device();
         let (major, minor) = device.compute_capability;
         let hash = |artifact: &std::sync::Arc<oxide_infer_cuda::artifact::Artifact>| {
-            (artifact.manifest().name.clone(), artifact.manifest().cubin.sha256.to_string())
+            (artifact.manifest().name.clone(), artifact.manifest().cubin.sha256)
         };
         Ok(Self {
             schema: 1,
@@ -95,7 +97,7 @@ impl Record {
 impl Finding {
     pub(crate) fn of(gate: &'static str) -> Self {
         Self {
-            gate,
+            gate: gate.into(),
             passed: BTreeMap::new(),
             not_covered: BTreeMap::new(),
             failures: Vec::new(),
