@@ -1,6 +1,7 @@
 //! The parts of a document that a command writes.
 
 use anyhow::{Result, ensure};
+use std::collections::HashSet;
 use std::fmt::Write;
 use std::ops::Range;
 
@@ -10,18 +11,16 @@ pub(super) fn replace(text: &str, name: &str, block: &str) -> Result<String> {
     Ok(format!("{}{block}\n{}", &text[..range.start], &text[range.end..]))
 }
 
-/// The lines from the first to the last that differ, or nothing if the texts are equal.
+/// The lines that only one of the texts has, after the number of the first that differs; nothing if the texts are equal.
 pub(super) fn difference(before: &str, after: &str) -> Option<String> {
     if before == after {
         return None;
     }
-    let (before, after): (Vec<_>, Vec<_>) = (before.lines().collect(), after.lines().collect());
-    let same = before.iter().zip(&after).take_while(|(a, b)| a == b).count();
-    let rest = before[same..].iter().rev().zip(after[same..].iter().rev());
-    let same_at_end = rest.take_while(|(a, b)| a == b).count();
+    let same = before.lines().zip(after.lines()).take_while(|(a, b)| a == b).count();
     let mut out = format!("from line {}:\n", same + 1);
-    for (sign, lines) in [('-', &before), ('+', &after)] {
-        for line in &lines[same..lines.len() - same_at_end] {
+    for (sign, text, other) in [('-', before, after), ('+', after, before)] {
+        let known: HashSet<_> = other.lines().collect();
+        for line in text.lines().filter(|line| !known.contains(line)) {
             // Writing to a String does not fail.
             let _ = writeln!(out, "{sign} {line}");
         }

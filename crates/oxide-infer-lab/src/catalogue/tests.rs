@@ -198,6 +198,7 @@ fn a_block_is_replaced_between_its_marks_and_nowhere_else() {
     assert_eq!(made, text.replace("old", "new"));
     assert_eq!(marks::difference(text, &made).unwrap(), "from line 3:\n- old\n+ new\n");
     assert_eq!(marks::difference(text, text), None);
+    assert_eq!(marks::difference("a\nb\nc\n", "a\nc\nb\n").unwrap(), "from line 2:\n");
     for (text, name) in [(text, "y"), (&text.repeat(2), "x"), ("<!-- end: x -->\n", "x")] {
         assert!(marks::replace(text, name, "new").is_err(), "{text}");
     }
