@@ -126,7 +126,10 @@ impl Generator {
 fn end_of(reason: FinishReason) -> End {
     match reason {
         FinishReason::Length => End::Length,
-        FinishReason::EndOfSequence | FinishReason::StopToken(_) | FinishReason::Host => End::Complete,
+        FinishReason::EndOfSequence
+        | FinishReason::StopToken(_)
+        | FinishReason::Host
+        | FinishReason::Pooled => End::Complete,
     }
 }
 

@@ -89,6 +89,10 @@ impl Queue {
         })
     }
 
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
     /// Takes a place, or says how full the queue is.
     pub(crate) fn take_place(self: &Arc<Self>, now: Instant) -> Result<Place, SubmitError> {
         match self

@@ -130,6 +130,17 @@ pub enum HiddenStates {
     All,
 }
 
+impl HiddenStates {
+    /// Which of a row's tokens, if any.
+    pub fn of(self, tokens: Range<usize>) -> Option<Range<usize>> {
+        match self {
+            Self::None => None,
+            Self::Last => Some(tokens.end.saturating_sub(1).max(tokens.start)..tokens.end),
+            Self::All => Some(tokens),
+        }
+    }
+}
+
 /// Where a row's tokens come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowInput {

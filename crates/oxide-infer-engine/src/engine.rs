@@ -85,6 +85,7 @@ fn check_limits(limits: &ExecutorLimits) -> Result<(), StartError> {
         ("max_batch_tokens", limits.max_batch_tokens, limits.max_sequences),
         ("max_model_len", limits.max_model_len, 1),
         ("vocab_size", limits.vocab_size, 1),
+        ("hidden_size", limits.hidden_size.unwrap_or(1), 1),
         ("steps_in_flight", limits.steps_in_flight, 1),
     ];
     match least.into_iter().find(|(_, value, least)| value < least) {

@@ -105,6 +105,11 @@ impl EngineHandle {
         Ok(())
     }
 
+    /// Requests that may wait for their first step.
+    pub fn max_waiting(&self) -> usize {
+        self.shared.queue.limit()
+    }
+
     /// What the executor was planned for.
     pub fn limits(&self) -> ExecutorLimits {
         self.shared.limits

@@ -143,6 +143,8 @@ pub enum FinishReason {
     Length,
     /// The host ended it, because it found a stop string.
     Host,
+    /// The prompt's hidden states have been pooled.
+    Pooled,
 }
 
 /// When things happened to a request.

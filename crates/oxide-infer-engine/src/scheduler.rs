@@ -302,7 +302,10 @@ impl Scheduler {
     fn finish(&mut self, key: SequenceKey, reason: FinishReason, now: Instant) {
         let end = match reason {
             FinishReason::Length => End::Length,
-            FinishReason::EndOfSequence | FinishReason::StopToken(_) | FinishReason::Host => End::Stop,
+            FinishReason::EndOfSequence
+            | FinishReason::StopToken(_)
+            | FinishReason::Host
+            | FinishReason::Pooled => End::Stop,
         };
         if self.end(key, end) {
             let timings = self.request(key).timings(key.choice, now);

@@ -343,7 +343,7 @@ fn a_pooled_request_brings_one_vector_and_no_token() {
             other => panic!("{other:?}"),
         }
         let end = stream.blocking_next();
-        assert!(matches!(end, Some(EngineEvent::Finished { reason: FinishReason::Length, .. })), "{end:?}");
+        assert!(matches!(end, Some(EngineEvent::Finished { reason: FinishReason::Pooled, .. })), "{end:?}");
         assert!(stream.blocking_next().is_none());
     }
 }

@@ -3,6 +3,7 @@
 use crate::auth::KeyRing;
 use crate::config::ServerConfig;
 use crate::error::ApiError;
+use crate::generate::embedding_places;
 use crate::grammar::Grammars;
 use crate::marks::AnswerMarks;
 use crate::metrics::Metrics;
@@ -30,6 +31,7 @@ pub(crate) struct App {
     metrics: Metrics,
     in_flight: Arc<Semaphore>,
     large_bodies: Arc<Semaphore>,
+    embedding_places: Arc<Semaphore>,
     draining: AtomicBool,
     started: u64,
     running_since: Instant,
@@ -52,6 +54,7 @@ impl App {
             keys: KeyRing::new(&config.api_keys),
             in_flight: Arc::new(Semaphore::new(config.limits.max_requests_in_flight)),
             large_bodies: Arc::new(Semaphore::new(1)),
+            embedding_places: embedding_places(&engine),
             eos_token_ids: text.eos_ids().into(),
             grammars: Grammars::new(text.clone(), engine.limits().vocab_size, &config.limits),
             answer_marks: AnswerMarks::new(&text, config.tool_style, config.reasoning_style),
@@ -151,10 +154,14 @@ impl App {
         self.large_bodies.clone()
     }
 
-    /// Refuses new requests from now on.
+    /// The places of embeddings' inputs in the engine.
+    pub(crate) fn embedding_places(&self) -> &Semaphore {
+        &self.embedding_places
+    }
+
+    /// Refuses new requests from now on; those in flight go on.
     pub(crate) fn begin_drain(&self) {
         self.draining.store(true, Relaxed);
-        self.engine.begin_drain();
     }
 
     pub(crate) fn is_draining(&self) -> bool {

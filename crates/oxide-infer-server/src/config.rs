@@ -161,6 +161,8 @@ pub struct Limits {
     pub max_requests_in_flight: usize,
     /// Prompts in one completion request.
     pub max_prompts: usize,
+    /// Inputs in one request for embeddings.
+    pub max_inputs: usize,
     /// Messages in one chat request.
     pub max_messages: usize,
     /// Tools in one chat request.
@@ -193,6 +195,7 @@ impl Default for Limits {
             write_timeout: Duration::from_secs(60),
             max_requests_in_flight: 1024,
             max_prompts: 1024,
+            max_inputs: 2048,
             max_messages: 4096,
             max_tools: 512,
             max_choices: 128,

@@ -17,7 +17,7 @@ mod whole;
 pub(crate) use chat::ChatFormat;
 pub(crate) use chunks::{ChunkWriter, Format};
 pub(crate) use completion::CompletionFormat;
-pub(crate) use embedding::{EmbeddingJob, EmbeddingPrompt};
+pub(crate) use embedding::{EmbeddingJob, EmbeddingPrompt, places as embedding_places};
 pub(crate) use messages::{MessageHead, MessageWriter};
 pub(crate) use output::{CallEnding, CallPlan, OutputPlan, TextBeside};
 pub(crate) use responses::{ResponseHead, ResponseWriter};

@@ -133,7 +133,9 @@ impl Server {
         tracing::info!(seconds = limit.as_secs_f64(), "draining: no new requests, those in flight go on");
         self.app.begin_drain();
         let started = Instant::now();
-        let outcome = self.app.engine().drain(limit).await;
+        // The engine last: a request in flight may have inputs that it has not been given yet.
+        let _ = timeout(limit, self.app.idle()).await;
+        let outcome = self.app.engine().drain(limit.saturating_sub(started.elapsed())).await;
         // What the engine has made must still reach the clients; whoever does not read loses it.
         let left = limit.saturating_sub(started.elapsed()).max(DELIVERY_GRACE);
         let delivered = timeout(left, self.app.idle()).await;

@@ -263,11 +263,8 @@ impl State {
         let of = |tokens: Range<usize>| {
             states[tokens.start * self.hidden_size..tokens.end * self.hidden_size].to_vec()
         };
-        output.hidden_states.extend(batch.rows.iter().filter_map(|row| match row.hidden_states {
-            HiddenStates::None => None,
-            HiddenStates::Last => Some(of(row.tokens.end.saturating_sub(1)..row.tokens.end)),
-            HiddenStates::All => Some(of(row.tokens.clone())),
-        }));
+        let asked = batch.rows.iter().filter_map(|row| row.hidden_states.of(row.tokens.clone()));
+        output.hidden_states.extend(asked.map(of));
         Ok(())
     }
 

@@ -7,15 +7,19 @@ use crate::request::Pooling;
 #[derive(Debug)]
 pub(super) struct Pool {
     pooling: Pooling,
-    /// `[hidden_size]`; empty before the first state.
+    /// `[hidden_size]`.
     sum: Vec<f64>,
     /// States in the sum.
     states: usize,
 }
 
 impl Pool {
-    pub(super) fn new(pooling: Pooling) -> Self {
-        Self { pooling, sum: Vec::new(), states: 0 }
+    pub(super) fn new(pooling: Pooling, hidden_size: usize) -> Self {
+        Self { pooling, sum: vec![0.0; hidden_size], states: 0 }
+    }
+
+    pub(super) fn hidden_size(&self) -> usize {
+        self.sum.len()
     }
 
     /// What a row that computes the prompt up to `end` has to bring.
@@ -35,16 +39,15 @@ impl Pool {
         }
     }
 
-    /// Takes in `[states, size]` of the tokens from position `from` on. One after the other, so that the sum does not depend
+    /// Takes in `[states, hidden_size]` of the tokens from position `from` on. One after the other, so that the sum does not depend
     /// on how the prompt was cut into steps.
-    pub(super) fn add(&mut self, from: usize, states: &[f32], size: usize) {
-        self.sum.resize(size, 0.0);
+    pub(super) fn add(&mut self, from: usize, states: &[f32]) {
         let known = match self.pooling {
             Pooling::Last => 0,
             // After a preemption some come again.
             Pooling::Mean => self.states.saturating_sub(from),
         };
-        for state in states.chunks_exact(size.max(1)).skip(known) {
+        for state in states.chunks_exact(self.sum.len()).skip(known) {
             self.sum.iter_mut().zip(state).for_each(|(sum, element)| *sum += f64::from(*element));
             self.states += 1;
         }

@@ -128,7 +128,7 @@ impl Request {
             })
             .collect();
         let endings = endings(&spec, limits.vocab_size);
-        let pool = spec.pooling.map(Pool::new);
+        let pool = spec.pooling.zip(limits.hidden_size).map(|(pooling, size)| Pool::new(pooling, size));
         Self {
             spec,
             sequences,

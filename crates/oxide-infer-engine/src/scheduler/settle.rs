@@ -54,15 +54,14 @@ impl Scheduler {
 
     /// Takes in the hidden states of a row's tokens from position `from` on.
     fn settle_states(&mut self, row: &StepRow, from: usize, states: &[f32]) -> Result<(), ExecutorError> {
-        let size = self.limits.hidden_size.unwrap_or(0);
-        let expected = (row.kv_len - from) * size;
+        let pool = self.requests.get_mut(&row.key.request).and_then(|request| request.pool.as_mut());
+        // A request that has ended since wants none of them.
+        let Some(pool) = pool else { return Ok(()) };
+        let expected = (row.kv_len - from) * pool.hidden_size();
         if states.len() != expected {
             return Err(misfit("elements of hidden states", states.len(), expected));
         }
-        let pool = self.requests.get_mut(&row.key.request).and_then(|request| request.pool.as_mut());
-        if let Some(pool) = pool {
-            pool.add(from, states, size);
-        }
+        pool.add(from, states);
         Ok(())
     }
 
@@ -87,9 +86,10 @@ impl Scheduler {
         let prompt_only = request.max_output == 0 && row.kv_len == request.spec.prompt.len();
         if prompt_only && request.sequence(choice).stage != Stage::Ended {
             let choices = request.sequences.len() as u32;
+            let reason = if request.pool.is_some() { FinishReason::Pooled } else { FinishReason::Length };
             self.prompt_done(id);
             for choice in (0..choices).map(ChoiceIndex) {
-                self.finish(SequenceKey { request: id, choice }, FinishReason::Length, now);
+                self.finish(SequenceKey { request: id, choice }, reason, now);
             }
         }
     }

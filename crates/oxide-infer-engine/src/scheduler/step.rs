@@ -104,11 +104,7 @@ impl Scheduler {
             kv_len: end,
             samples: samples.clone(),
             prompt_logprobs: prompt_logprobs.as_ref().map(|_| start),
-            hidden_states: match hidden_states {
-                HiddenStates::None => None,
-                HiddenStates::Last => Some(end - 1),
-                HiddenStates::All => Some(start),
-            },
+            hidden_states: hidden_states.of(start..end).map(|tokens| tokens.start),
         });
         batch.rows.push(BatchRow {
             slot,

@@ -7,8 +7,8 @@ mod answer;
 mod check;
 
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, HiddenStates, RowInput, SampleTarget,
-    Sampled, SlotStart, StepOutput,
+    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, SampleTarget, Sampled,
+    SlotStart, StepOutput,
 };
 use crate::request::ChoiceIndex;
 use oxide_infer::TokenId;
@@ -224,14 +224,10 @@ impl Executor for ScriptedExecutor {
                 });
                 output.prompt_logprobs.push(Ok(found.collect()));
             }
-            let states = match row.hidden_states {
-                HiddenStates::None => None,
-                HiddenStates::Last => digests.last().map(std::slice::from_ref),
-                HiddenStates::All => Some(&digests[..]),
-            };
-            let states =
-                states.map(|digests| digests.iter().flat_map(|digest| answer::hidden_state(*digest)));
-            output.hidden_states.extend(states.map(|states| states.collect()));
+            if let Some(asked) = row.hidden_states.of(0..digests.len()) {
+                let states = digests[asked].iter().flat_map(|digest| answer::hidden_state(*digest));
+                output.hidden_states.push(states.collect());
+            }
             let context = digests.last().copied().unwrap_or(answer::EMPTY_CONTEXT);
             for target in &batch.samples[row.samples.clone()] {
                 output.samples.push(self.sample(target, context)?);

@@ -162,7 +162,9 @@ impl Choice {
         let rest = self.matcher.finish();
         self.output.push(&rest, &mut self.delta);
         self.end(match reason {
-            FinishReason::EndOfSequence | FinishReason::Host => Finish { word: FinishWord::Stop, stop: None },
+            FinishReason::EndOfSequence | FinishReason::Host | FinishReason::Pooled => {
+                Finish { word: FinishWord::Stop, stop: None }
+            }
             FinishReason::StopToken(id) => {
                 Finish { word: FinishWord::Stop, stop: Some(StopReason::Token(id)) }
             }

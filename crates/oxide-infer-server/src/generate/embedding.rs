@@ -2,21 +2,31 @@
 
 use super::events::request_error;
 use super::submit_error;
-use crate::app::{App, InFlight};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics::FinishedChoice;
-use futures::StreamExt;
-use futures::stream::FuturesOrdered;
+use futures::{StreamExt, TryStreamExt, stream};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
 use oxide_infer_engine::request::{Masking, Pooling, StopConditions};
-use oxide_infer_engine::{EngineEvent, EngineRequest, EventStream, SubmitError};
+use oxide_infer_engine::{EngineEvent, EngineHandle, EngineRequest, EventStream, SubmitError};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
 
-/// Inputs of one request that the engine has at once, so that a long list does not fill the queue.
+/// Inputs of one request that are looked after at once.
 const AT_ONCE: usize = 32;
+/// Inputs of all requests that the engine has at once, and no more than a quarter of its queue: the rest is for those who
+/// generate.
+const IN_ENGINE: usize = 32;
+/// The longest wait before the engine is asked again for a place.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The places that inputs take on their way into an engine.
+pub(crate) fn places(engine: &EngineHandle) -> Arc<Semaphore> {
+    Arc::new(Semaphore::new((engine.max_waiting() / 4).clamp(1, IN_ENGINE)))
+}
 
 /// An input that is ready for the engine.
 #[derive(Clone, Debug)]
@@ -36,8 +46,6 @@ pub(crate) struct EmbeddingJob {
     pub(crate) pooling: Pooling,
     /// When the request reached the server.
     pub(crate) arrived: Instant,
-    /// Its place among the requests in flight.
-    pub(crate) _in_flight: InFlight,
 }
 
 impl EmbeddingJob {
@@ -45,28 +53,25 @@ impl EmbeddingJob {
     ///
     /// # Errors
     /// An input is refused, or the engine failed or was stopped.
-    pub(crate) async fn vectors(self, app: &App) -> Result<Vec<Vec<f32>>, ApiError> {
-        let mut vectors = Vec::with_capacity(self.prompts.len());
-        let mut computing = FuturesOrdered::new();
-        let read = async |stream, prompt| vector(app, stream, prompt, self.arrived).await;
-        for prompt in &self.prompts {
-            let stream = loop {
-                if computing.len() < AT_ONCE {
-                    match app.engine().submit(self.request(prompt)) {
-                        Ok(stream) => break stream,
-                        // One of this request's own inputs makes room soon.
-                        Err(SubmitError::QueueFull { .. }) if !computing.is_empty() => {}
-                        Err(error) => return Err(submit_error(error, &prompt.param, 1)),
-                    }
+    pub(crate) async fn vectors(&self, app: &App) -> Result<Vec<Vec<f32>>, ApiError> {
+        let indices = stream::iter(0..self.prompts.len());
+        indices.map(|index| self.vector(app, index)).buffered(AT_ONCE).try_collect().await
+    }
+
+    async fn vector(&self, app: &App, index: usize) -> Result<Vec<f32>, ApiError> {
+        let prompt = &self.prompts[index];
+        // The semaphore is never closed; if it were, there would be no limit.
+        let _place = app.embedding_places().acquire().await.ok();
+        loop {
+            match app.engine().submit(self.request(prompt)) {
+                Ok(stream) => return vector(app, stream, prompt, self.arrived).await,
+                // A request that has begun is not given up for want of a place.
+                Err(SubmitError::QueueFull { retry_after, .. }) if index > 0 => {
+                    tokio::time::sleep(retry_after.min(PATIENCE)).await;
                 }
-                vectors.extend(computing.next().await.transpose()?);
-            };
-            computing.push_back(read(stream, prompt));
+                Err(error) => return Err(submit_error(error, &prompt.param, 1)),
+            }
         }
-        while let Some(vector) = computing.next().await {
-            vectors.push(vector?);
-        }
-        Ok(vectors)
     }
 
     fn request(&self, prompt: &EmbeddingPrompt) -> EngineRequest {

@@ -52,7 +52,7 @@ impl CompletionRequest {
     pub(crate) fn parse(body: &[u8], bounds: Bounds<'_>) -> Result<Self, ApiError> {
         let mut fields = Fields::parse_body(body, Route::Completion)?;
         let model = fields.string("model")?;
-        let prompts = read_prompts(&mut fields, "prompt", bounds)?;
+        let prompts = read_prompts(&mut fields, "prompt", bounds.limits.max_prompts, bounds.vocab_size)?;
         let echo = if fields.flag("echo")?.unwrap_or(false) { Echo::Prompt } else { Echo::Off };
         let grammar = read_grammar(&mut fields, bounds.limits)?;
         let mut params = GenerationParams::read(&mut fields, bounds, grammar)?;
@@ -96,7 +96,8 @@ pub(crate) fn prompt_param(field: &str, index: usize, prompts: usize) -> String 
 pub(super) fn read_prompts(
     fields: &mut Fields<'_>,
     name: &str,
-    bounds: Bounds<'_>,
+    max: usize,
+    vocab_size: usize,
 ) -> Result<Vec<PromptInput>, ApiError> {
     const EXPECTED: &str = "a string, an array of token ids, or an array of either";
     let param = fields.param(name);
@@ -116,14 +117,13 @@ pub(super) fn read_prompts(
         Some(FirstElement::None) => return Err(fields.invalid(name, "must not be empty")),
         Some(FirstElement::Other) => return Err(wrong()),
     };
-    let max = bounds.limits.max_prompts;
     if prompts.len() > max {
         let reason = format!("must have at most {max} elements, got {}", prompts.len());
         return Err(fields.invalid(name, reason));
     }
     for (index, prompt) in prompts.iter().enumerate() {
         if let PromptInput::Tokens(ids) = prompt {
-            check_vocabulary(ids, bounds.vocab_size).map_err(|reason| {
+            check_vocabulary(ids, vocab_size).map_err(|reason| {
                 let param = prompt_param(&param, index, prompts.len());
                 ApiError::InvalidValue { param, reason }
             })?;

@@ -64,7 +64,7 @@ impl EmbeddingRequest {
         let mut fields = Fields::parse_body(body, Route::Embeddings)?;
         let request = Self {
             model: fields.string("model")?,
-            inputs: read_prompts(&mut fields, "input", bounds)?,
+            inputs: read_prompts(&mut fields, "input", bounds.limits.max_inputs, bounds.vocab_size)?,
             pooling: read_pooling(&mut fields)?,
             form: VectorForm { encoding: read_encoding(&mut fields)?, length: read_length(&mut fields)? },
             truncation: read_truncation(&mut fields)?,

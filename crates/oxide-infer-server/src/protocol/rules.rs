@@ -83,6 +83,13 @@ const ANTHROPIC: &[Route] = &[Route::Messages, Route::CountTokens];
 const CONVERSATION: &[Route] = &[Route::Chat, Route::TokenizeChat, Route::Messages, Route::CountTokens];
 const RESPONSES: &[Route] = &[Route::Responses];
 const EMBEDDINGS: &[Route] = &[Route::Embeddings];
+/// All that the engine computes.
+const COMPUTED: &[Route] =
+    &[Route::Chat, Route::Completion, Route::Messages, Route::Responses, Route::Embeddings];
+/// OpenAI's of them.
+const OPENAI_COMPUTED: &[Route] = &[Route::Chat, Route::Completion, Route::Responses, Route::Embeddings];
+/// Those that vLLM's extensions are for.
+const PROMPTS: &[Route] = &[Route::Chat, Route::Completion, Route::Embeddings];
 /// All of OpenAI's that generate.
 const OPENAI: &[Route] = &[Route::Chat, Route::Completion, Route::Responses];
 /// All that generate or count and have a conversation.
@@ -160,10 +167,7 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("logprobs", GENERATION),
     accepted("top_logprobs", CHAT),
     accepted("prompt_logprobs", GENERATION),
-    accepted(
-        "truncate_prompt_tokens",
-        &[Route::Chat, Route::Completion, Route::Messages, Route::Responses, Route::Embeddings],
-    ),
+    accepted("truncate_prompt_tokens", COMPUTED),
     accepted("echo", COMPLETION),
     accepted("stream", SAMPLED),
     accepted("stream_options", OPENAI),
@@ -192,7 +196,7 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     accepted("dimensions", EMBEDDINGS),
     accepted("pooling", EMBEDDINGS),
     accepted("normalize", EMBEDDINGS),
-    ignored("user", &[Route::Chat, Route::Completion, Route::Responses, Route::Embeddings]),
+    ignored("user", OPENAI_COMPUTED),
     ignored("metadata", &[Route::Chat, Route::Completion, Route::Messages]),
     ignored("store", OPENAI),
     ignored("service_tier", SAMPLED),
@@ -242,20 +246,10 @@ pub(crate) const FIELDS: &[FieldRule] = &[
     unsupported("use_beam_search", GENERATION, &["false"], NO_BEAMS),
     unsupported("length_penalty", GENERATION, &["1", "1.0"], NO_BEAMS),
     unsupported("early_stopping", GENERATION, &["false"], NO_BEAMS),
-    unsupported(
-        "truncation_side",
-        &[Route::Chat, Route::Completion, Route::Embeddings],
-        &["\"left\""],
-        "only the beginning of a prompt is cut off",
-    ),
+    unsupported("truncation_side", PROMPTS, &["\"left\""], "only the beginning of a prompt is cut off"),
     unsupported("repetition_detection", GENERATION, &[], "use 'repetition_penalty'"),
     unsupported("watermarking", GENERATION, &["false"], "answers carry no watermark"),
-    unsupported(
-        "priority",
-        &[Route::Chat, Route::Completion, Route::Embeddings],
-        &["0"],
-        "requests are served in the order of their arrival",
-    ),
+    unsupported("priority", PROMPTS, &["0"], "requests are served in the order of their arrival"),
     unsupported("cache_salt", GENERATION, &[], "the prefix cache is shared by all clients"),
     unsupported("kv_transfer_params", GENERATION, &[], NO_TRANSFER),
     unsupported("ec_transfer_params", GENERATION, &[], NO_TRANSFER),

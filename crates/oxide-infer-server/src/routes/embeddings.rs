@@ -2,7 +2,7 @@
 
 use super::generation::prompt_error;
 use super::with_body;
-use crate::app::App;
+use crate::app::{App, InFlight};
 use crate::error::ApiError;
 use crate::generate::{EmbeddingJob, EmbeddingPrompt};
 use crate::observe::Arrival;
@@ -20,13 +20,17 @@ pub(crate) async fn embed(
     request: Request,
 ) -> Result<Json<EmbeddingResponse>, ApiError> {
     let read = with_body(&app, request, move |app, body| prepare(app, &body, arrival.at));
-    let (job, form) = read.await?;
+    let (job, form, _in_flight) = read.await?;
     let tokens = job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
     let vectors = job.vectors(&app).await?;
     Ok(Json(EmbeddingResponse::new(vectors, form, app.model_name().clone(), tokens)))
 }
 
-fn prepare(app: &App, body: &[u8], arrived: Instant) -> Result<(EmbeddingJob, VectorForm), ApiError> {
+fn prepare(
+    app: &App,
+    body: &[u8],
+    arrived: Instant,
+) -> Result<(EmbeddingJob, VectorForm, InFlight), ApiError> {
     let bounds = app.bounds();
     let request = EmbeddingRequest::parse(body, bounds, app.engine().limits().hidden_size)?;
     let in_flight = app.admit()?;
@@ -57,5 +61,5 @@ fn prepare(app: &App, body: &[u8], arrived: Instant) -> Result<(EmbeddingJob, Ve
         prompts.push(EmbeddingPrompt { tokens: kept.into(), param });
     }
     let pooling = request.pooling.unwrap_or(app.config().pooling);
-    Ok((EmbeddingJob { prompts, pooling, arrived, _in_flight: in_flight }, request.form))
+    Ok((EmbeddingJob { prompts, pooling, arrived }, request.form, in_flight))
 }

@@ -5,9 +5,10 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use oxide_infer::TokenId;
 use oxide_infer_engine::request::Pooling;
-use oxide_infer_engine::testing::scripted::expected_pooled;
+use oxide_infer_engine::testing::scripted::{ScriptedExecutor, expected_pooled};
 use oxide_infer_engine::{EngineConfig, ExecutorLimits};
 use serde_json::{Value, json};
+use std::time::Duration;
 
 async fn embed(harness: &Harness, input: impl Into<Value>, fields: Value) -> Reply {
     let body = merged(json!({"model": MODEL, "input": input.into()}), fields);
@@ -105,6 +106,7 @@ async fn what_is_wrong_is_named() {
     let harness = Harness::answering("x");
     for (input, fields, code, param) in [
         (json!([]), json!({}), "invalid_value", "input"),
+        (json!(vec!["a"; 2049]), json!({}), "invalid_value", "input"),
         (json!(""), json!({}), "invalid_value", "input"),
         (json!(["a", ""]), json!({}), "invalid_value", "input[1]"),
         (json!([[97], []]), json!({}), "invalid_value", "input[1]"),
@@ -145,4 +147,67 @@ async fn more_inputs_than_may_wait_are_computed_all_the_same() {
         assert_eq!(vector(&data["embedding"]), raw(input, Pooling::Last));
     }
     assert_eq!(reply["data"].as_array().unwrap().len(), 100);
+}
+
+fn slow(limits: ExecutorLimits) -> ScriptedExecutor {
+    executor_with("x", &[], limits).step_time(Duration::from_millis(3))
+}
+
+fn texts(count: usize) -> Vec<String> {
+    (0..count).map(|at| format!("text {at}")).collect()
+}
+
+async fn until_running(harness: &Harness) {
+    while harness.engine.metrics().snapshot().running == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_list_that_has_begun_is_finished_while_the_server_drains() {
+    let harness = Harness::new(slow(ExecutorLimits { max_sequences: 1, ..LIMITS }), |_| {});
+    let (reply, refused) = tokio::join!(embed(&harness, texts(100), json!({})), async {
+        until_running(&harness).await;
+        harness.server.begin_drain();
+        embed(&harness, "late", json!({})).await
+    });
+    assert_eq!(reply.json()["data"].as_array().unwrap().len(), 100);
+    assert_eq!(refused.status, 503);
+}
+
+#[tokio::test]
+async fn lists_leave_the_queue_to_others() {
+    let engine = EngineConfig { max_waiting: 8, ..EngineConfig::default() };
+    let harness = Harness::with_engine(slow(ExecutorLimits { max_sequences: 1, ..LIMITS }), engine, |_| {});
+    let lists = async {
+        tokio::join!(
+            embed(&harness, texts(60), json!({})),
+            embed(&harness, texts(60), json!({})),
+            embed(&harness, texts(60), json!({}))
+        )
+    };
+    let others = async {
+        until_running(&harness).await;
+        for _ in 0..10 {
+            harness.complete("a", json!({"max_tokens": 1})).await.json();
+        }
+    };
+    let ((a, b, c), ()) = tokio::join!(lists, others);
+    assert!([a, b, c].iter().all(|reply| reply.status == 200));
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_takes_its_inputs_with_it() {
+    let harness = Harness::new(slow(LIMITS), |_| {});
+    tokio::select! {
+        _ = embed(&harness, texts(1000), json!({})) => panic!("it cannot be done yet"),
+        () = until_running(&harness) => {}
+    }
+    let busy = || {
+        let now = harness.engine.metrics().snapshot();
+        now.running + now.waiting + now.kv_pages_used
+    };
+    while busy() > 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }

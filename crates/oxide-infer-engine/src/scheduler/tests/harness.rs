@@ -263,6 +263,7 @@ impl Client {
     fn expected_reason(&self, tokens: &[TokenId]) -> FinishReason {
         let stop = &self.request.stop;
         match tokens.last() {
+            None if self.request.pooling.is_some() => FinishReason::Pooled,
             Some(last) if stop.eos == EosPolicy::Stop && stop.eos_token_ids.contains(last) => {
                 FinishReason::EndOfSequence
             }
