@@ -9,6 +9,7 @@ mod cache;
 mod formats;
 mod guide;
 mod lark;
+mod numbers;
 mod references;
 mod schema;
 mod source;

@@ -1,6 +1,6 @@
 //! JSON schemas: what of them can be kept is checked here, so that errors name the place.
 
-use super::{formats, references};
+use super::{formats, numbers, references};
 use serde_json::{Map, Value, json};
 
 /// Keywords that restrict a value and that grammars cannot express.
@@ -44,7 +44,7 @@ const WHITE_SPACE: &str = r"\x20|\n\x20{0,16}";
 /// The schema as it is compiled.
 ///
 /// # Errors
-/// It is nested too deeply, or has a keyword or a reference that cannot be kept.
+/// It is nested too deeply, or has a keyword, a number or a reference that cannot be kept.
 pub(super) fn prepare(schema: &Value, max_depth: usize) -> Result<Value, String> {
     let mut places = 0;
     walk(schema, "#", 0, &mut |place, depth, schema| {
@@ -65,6 +65,8 @@ pub(super) fn prepare(schema: &Value, max_depth: usize) -> Result<Value, String>
     })?;
     let mut prepared = schema.clone();
     references::resolve(&mut prepared)?;
+    numbers::check_cycles(&prepared)?;
+    numbers::check(&prepared)?;
     strip_neutral(&mut prepared);
     formats::tighten(&mut prepared);
     if let Value::Object(keywords) = &mut prepared {
@@ -77,9 +79,7 @@ pub(super) fn prepare(schema: &Value, max_depth: usize) -> Result<Value, String>
 pub(super) fn locate(root: &Value, reason: &str, fails: impl Fn(Value) -> Option<String>) -> Option<String> {
     let mut candidates = Vec::new();
     let collected = walk(root, "#", 0, &mut |place, depth, schema| {
-        if depth > 0 {
-            candidates.push((depth, place.to_owned(), schema.clone()));
-        }
+        candidates.push((depth, place.to_owned(), schema.clone()));
         if candidates.len() > MAX_TRIED { Err(()) } else { Ok(()) }
     });
     if collected.is_err() {
@@ -233,13 +233,16 @@ fn escape(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-/// A place or word, short enough for a message.
+/// A place or word, short enough for a message: a long one without its middle, because a place is known by its end.
 pub(super) fn shorten(text: &str) -> String {
     const SHOWN: usize = 200;
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{}…", &text[..end]),
-        None => text.to_owned(),
+    let count = text.chars().count();
+    if count <= SHOWN {
+        return text.to_owned();
     }
+    let begin: String = text.chars().take(SHOWN / 2).collect();
+    let end: String = text.chars().skip(count - SHOWN / 2).collect();
+    format!("{begin}…{end}")
 }
 
 #[cfg(test)]
@@ -301,7 +304,8 @@ mod tests {
     fn depth_is_bounded() {
         let nested = |depth| (0..depth).fold(json!({}), |inner, _| json!({"items": inner}));
         assert!(prepare(&nested(8), 8).is_ok());
-        assert!(error(nested(9)).contains("nested deeper than 8"));
+        let message = error(nested(9));
+        assert!(message.contains("nested deeper than 8") && message.ends_with("/items"), "{message}");
     }
 
     #[test]
@@ -320,10 +324,18 @@ mod tests {
     }
 
     #[test]
+    fn a_long_place_keeps_its_end() {
+        let short = shorten(&format!("#/{}/end", "a".repeat(300)));
+        assert_eq!(short, format!("#/{}…{}/end", "a".repeat(98), "a".repeat(96)));
+    }
+
+    #[test]
     fn the_deepest_schema_that_fails_alone_is_found() {
         let root = json!({"properties": {"good": {}, "bad": {"items": {"type": "wrong"}}}});
         let fails = |part: Value| part.to_string().contains("wrong").then(|| "no".to_owned());
         assert_eq!(locate(&root, "no", fails).as_deref(), Some("#/properties/bad/items"));
         assert_eq!(locate(&root, "another reason", fails), None);
+        let wrong = json!({"type": "wrong"});
+        assert_eq!(locate(&wrong, "no", |_| Some("no".to_owned())).as_deref(), Some("#"));
     }
 }

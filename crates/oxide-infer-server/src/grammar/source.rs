@@ -60,7 +60,7 @@ impl GrammarSource {
 
     /// Adds to the reason why it does not compile the place of it, where that can be found.
     pub(super) fn locate(&self, factory: &ParserFactory, reason: &str) -> String {
-        let reason = reason.lines().next().unwrap_or(reason);
+        let reason = &in_one_line(reason);
         let form = match self {
             Self::Answer(AnswerGrammar { text: TextGrammar::Form(form), .. }) => form,
             other => other,
@@ -69,11 +69,34 @@ impl GrammarSource {
         let fails = |part: Value| {
             let grammar = TopLevelGrammar::from_json_schema(part);
             let error = factory.create_parser(grammar).err()?;
-            error.to_string().lines().next().map(str::to_owned)
+            Some(in_one_line(&error.to_string()))
         };
         match schema::locate(root, reason, fails) {
             Some(place) => format!("at {place}: {reason}"),
             None => reason.to_owned(),
         }
+    }
+}
+
+/// What a message of several lines says: its first line, and the one that names the error below a regular expression.
+fn in_one_line(message: &str) -> String {
+    let mut lines = message.lines().map(str::trim);
+    let first = lines.next().unwrap_or_default();
+    match lines.find_map(|line| line.strip_prefix("error: ")) {
+        Some(error) if first.ends_with(':') => format!("{first} {error}"),
+        _ => first.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_of_a_regular_expression_is_kept_in_one_line() {
+        let message = "regex parse error:\n    (a\n    ^\nerror: unclosed group";
+        assert_eq!(in_one_line(message), "regex parse error: unclosed group");
+        assert_eq!(in_one_line("one line"), "one line");
+        assert_eq!(in_one_line("two\nlines"), "two");
     }
 }

@@ -301,12 +301,19 @@ async fn a_schema_that_cannot_be_kept_is_refused_with_its_place() {
         (property(json!({"pattern": "(?=a)b"})), &["#/properties/a"]),
         (property(json!({"oneOf": [{"type": "number"}, {"type": "integer"}]})), &["oneOf", "#/properties/a"]),
         (json!({"type": "integer", "minimum": 3, "maximum": 2}), &["minimum"]),
-        (nested(49), &["nested deeper than 48"]),
+        (property(json!({"type": "string", "pattern": "^(a"})), &["unclosed group", "#/properties/a"]),
+        (property(json!({"type": "integer", "multipleOf": 4_000_037})), &["4000037", "#/properties/a"]),
+        (property(json!({"type": "integer", "minimum": i64::MIN})), &["'minimum'", "#/properties/a"]),
+        (property(json!({"$ref": "#/properties/a"})), &["leads back to itself", "#/properties/a"]),
+        (nested(49), &["nested deeper than 48", "/items"]),
         (nested(1000), &["nested deeper"]),
     ] {
         let reply = harness.chat(json_schema(schema)).await;
         assert_refused(&reply, "invalid_value", SCHEMA, words);
     }
+    // The largest multiple compiles.
+    let multiple = json!({"type": "integer", "multipleOf": 10_000});
+    harness.chat(with(json_schema(multiple), json!({"max_tokens": 3}))).await.json();
     // At the limit of depth it compiles.
     let reply = harness.chat(with(json_schema(nested(48)), json!({"max_tokens": 3}))).await;
     reply.json();
