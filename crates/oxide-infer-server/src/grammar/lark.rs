@@ -24,8 +24,12 @@ pub(super) fn unanchored(regex: &str) -> &str {
 /// A grammar in Lark's form of one that may be in llama.cpp's (GBNF), whose rules are `name ::= …` and start at `root`.
 ///
 /// # Errors
-/// A grammar with `::=` has a text or class without end, or no rule `root`.
+/// A grammar with `::=` has a text or class without end, or no rule `root`; or one has a JSON schema in it, whose numbers
+/// and depth nothing would bound.
 pub(super) fn from_ebnf(grammar: &str) -> Result<String, String> {
+    if grammar.contains("%json") {
+        return Err("has '%json', which is not supported; send a JSON schema as such".to_owned());
+    }
     if !grammar.contains("::=") {
         return Ok(grammar.to_owned());
     }
@@ -154,6 +158,11 @@ mod tests {
             lark,
             "\nstart:  term_a_1( \"+\" /[0-9\\/]/{1,2}| /(?s:.)/)\nterm_a_1:  \"x]\"| /[^\\]\"]/*"
         );
+    }
+
+    #[test]
+    fn a_schema_inside_of_a_grammar_is_refused() {
+        assert!(from_ebnf("start: %json {\"multipleOf\": 4000037}").unwrap_err().contains("'%json'"));
     }
 
     #[test]
