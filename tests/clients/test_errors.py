@@ -57,7 +57,7 @@ def test_an_unknown_model_is_404(client: OpenAI) -> None:
 
 def test_an_unknown_route_is_404_and_a_wrong_method_405(client: OpenAI, server: Server) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        client.embeddings.create(model=NAME, input="Hi")
+        client.moderations.create(input="Hi")
     refused(caught.value, 404, "unknown_url")
     assert server.http.get("/v1/chat/completions").status_code == 405
 
