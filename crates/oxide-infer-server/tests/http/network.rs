@@ -169,8 +169,8 @@ async fn what_a_client_did_not_read_in_time_comes_as_one_chunk() {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     let frames: Vec<_> = response.into_body().into_data_stream().collect().await;
-    // What was there when the response began, and all that was made until the client read.
-    assert_eq!(frames.len(), 2);
+    // What was there when the response began, which may be all, and what was made until the client read.
+    assert!((1..=2).contains(&frames.len()), "{frames:?}");
     let text: Vec<u8> = frames.into_iter().flat_map(|frame| frame.unwrap()).collect();
     let text = String::from_utf8(text).unwrap();
     // The role, the first text, all the others with the reason of its end, and the mark of the stream's end.
