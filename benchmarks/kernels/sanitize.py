@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "crates/oxide-infer-cuda/artifacts/sm_90a"
@@ -141,6 +142,9 @@ def main() -> int:
     parser.add_argument("--group", choices=tuple(GROUPS), action="append", help="only this group (repeatable)")
     parser.add_argument("--seconds", type=float, default=60.0, help="time of one process")
     parser.add_argument("--budget", type=float, default=480.0, help="no process begins after these seconds")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="so many processes at once, each over one artifact instead of a group"
+    )
     options = parser.parse_args()
     groups = {name: parts for name, parts in GROUPS.items() if name in (options.group or GROUPS)}
     tools = options.tool or TOOLS
@@ -159,12 +163,18 @@ def main() -> int:
         "steps": [],
         "not_begun": [],
     }
-    for tool in tools:
-        for group, parts in groups.items():
-            if time.monotonic() - began > options.budget:
+    if options.workers > 1:
+        groups = {name: (name,) for name in sorted(admitted)}
+    pieces = [(tool, group, parts) for tool in tools for group, parts in groups.items()]
+
+    def begin(piece: tuple[str, str, tuple[str, ...]]) -> dict | None:
+        return None if time.monotonic() - began > options.budget else run(piece[0], piece[2], options)
+
+    with ThreadPoolExecutor(options.workers) as pool:
+        for (tool, group, _), step in zip(pieces, pool.map(begin, pieces), strict=True):
+            if step is None:
                 record["not_begun"].append(f"{tool}: {group}")
                 continue
-            step = run(tool, parts, options)
             record["device"] = step.pop("device") or record["device"]
             record["steps"].append(step)
             said = "ok" if passed(step) else f"status {step['status']}, {step['errors']} errors"
