@@ -1,12 +1,15 @@
 """Measures every row of targets.json with `oxide-infer bench`, and the machine's limits beside them, into one record.
 
 Usage: measure.py --binary OXIDE_INFER --model-1.5b DIR [--model-7b DIR] --revision REV --record FILE
-                  [--device cuda] [--quick]
+                  [--device cuda] [--budgets] [--quick]
 
 A directory with no .safetensors is given `--weights random:1`. Batches are measured in processes of their own; the
 server is started once, timed to its first completion where it reads weights, and measured at every concurrency. Limits
-are those of `kernels/tilelang/device_check/floors.py`, which needs PyTorch. --quick shrinks all work, to try this
-script where there is no GPU: such a record says so, and is no evidence of anything.
+are those of `kernels/tilelang/device_check/floors.py`, which needs PyTorch.
+
+--budgets measures, instead of all else, servers whose steps have at most so many tokens, from few to many: what prompts
+cost those who wait for their next token. --quick shrinks all work, to try this script where there is no GPU: such a
+record says so, and is no evidence of anything.
 """
 
 import argparse
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import records
 
@@ -36,6 +40,8 @@ BATCHES = {
 }
 CONCURRENCIES = [1, 16, 64, 256]
 ROUNDS = 3
+# Tokens of a step, at one concurrency.
+BUDGETS, BUDGET_CONCURRENCY = [512, 1024, 2048, 4096, 8192, 16384], 64
 LIMITS = (
     "import json, sys; sys.path.insert(0, 'kernels/tilelang'); from device_check import floors; r = floors.measure(); "
     "print(json.dumps({'GB/s': r.bytes / 1e3, 'TFLOP/s': r.operations / 1e6}))"
@@ -60,13 +66,16 @@ def main() -> None:
             "limits": json.loads(said([sys.executable, "-c", LIMITS])),
         }
     models = {"Qwen2.5-1.5B shape": options.small, "Qwen2.5-7B shape": options.large}
-    record["runs"] = [
-        batch(options, name, path, work)
-        for name, path in models.items()
-        if path is not None
-        for work in work_of(name, options.quick)
-    ]
-    record |= server(options)
+    if options.budgets:
+        record["budgets"] = [budget(options, tokens) for tokens in (BUDGETS[:2] if options.quick else BUDGETS)]
+    else:
+        record["runs"] = [
+            batch(options, name, path, work)
+            for name, path in models.items()
+            if path is not None
+            for work in work_of(name, options.quick)
+        ]
+        record |= server(options)
     options.record.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {options.record}")
 
@@ -79,6 +88,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--revision", required=True)
     parser.add_argument("--record", type=pathlib.Path, required=True)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--budgets", action="store_true")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     if not options.quick:
@@ -125,28 +135,45 @@ def bench(options: argparse.Namespace, command: list) -> dict:
 
 def server(options: argparse.Namespace) -> dict:
     """Rows of the server, its memory after them, and the time from its start to the first completion."""
-    port = free_port()
-    command = [options.binary, "serve", "--model", options.small, *weights(options.small), "--device", options.device]
-    began = time.monotonic()
-    process = subprocess.Popen([str(word) for word in [*command, "--port", port]], stdout=subprocess.DEVNULL)
-    try:
-        wait_until_ready(process, port)
-        complete(port)
-        started = time.monotonic() - began
-        sizes = ([1, 2], 16, 8) if options.quick else (CONCURRENCIES, 512, 128)
-        concurrencies, inputs, outputs = ",".join(map(str, sizes[0])), str(sizes[1]), str(sizes[2])
-        load = ["--input-len", inputs, "--output-len", outputs, "--concurrency", concurrencies, "--num-requests", "4x"]
-        url = ["--url", f"http://127.0.0.1:{port}"]
-        result = bench(options, [*url, *load, "--warmup", "1x", "--repeat", str(ROUNDS)])
+    with running(options, []) as (process, port, started):
+        result = load(options, port, [1, 2] if options.quick else CONCURRENCIES)
         status = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-    finally:
-        process.terminate()
-        process.wait()
     lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     memory = {key: lines[key].strip() for key in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
     found = {"server": result["runs"], "server_rows": result["rows"], "server_memory_after": memory}
     # Made weights take another time than weights that are read.
     return found if weights(options.small) else found | {"start_to_first_completion_s": round(started, 3)}
+
+
+def budget(options: argparse.Namespace, tokens: int) -> dict:
+    """What a server does whose steps have at most so many tokens."""
+    with running(options, ["--max-batch-tokens", tokens]) as (_, port, _):
+        result = load(options, port, [2 if options.quick else BUDGET_CONCURRENCY])
+    return {"max_batch_tokens": tokens, "server": result["runs"], "server_rows": result["rows"]}
+
+
+@contextlib.contextmanager
+def running(options: argparse.Namespace, more: list) -> Iterator[tuple[subprocess.Popen, int, float]]:
+    """A server, its port, and the seconds from its start to the end of its first completion."""
+    port = free_port()
+    command = [options.binary, "serve", "--model", options.small, *weights(options.small), "--device", options.device]
+    began = time.monotonic()
+    process = subprocess.Popen([str(word) for word in [*command, *more, "--port", port]], stdout=subprocess.DEVNULL)
+    try:
+        wait_until_ready(process, port)
+        complete(port)
+        yield process, port, time.monotonic() - began
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def load(options: argparse.Namespace, port: int, concurrencies: list[int]) -> dict:
+    """What `oxide-infer bench --url` found."""
+    inputs, outputs = (16, 8) if options.quick else (512, 128)
+    work = ["--input-len", inputs, "--output-len", outputs, "--concurrency", ",".join(map(str, concurrencies))]
+    rounds = ["--num-requests", "4x", "--warmup", "1x", "--repeat", ROUNDS]
+    return bench(options, ["--url", f"http://127.0.0.1:{port}", *work, *rounds])
 
 
 def wait_until_ready(process: subprocess.Popen, port: int) -> None:

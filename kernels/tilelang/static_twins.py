@@ -57,7 +57,9 @@ def twins(profile: Profile) -> list[Twin]:
             lanes = vector_lanes(job.variant["dtype"])
             twin = Twin(job, {"hidden_size": HIDDEN_SIZE}, {"vectors_of_row": HIDDEN_SIZE // lanes})
             found[twin.name] = twin
-        if job.family in ("paged_decode", "paged_prefill") and job.variant["head_dim"] == 128:
+        # The compiler ends itself over clusters whose grid is a number in part.
+        clusters = job.algorithm.startswith("cluster_")
+        if job.family in ("paged_decode", "paged_prefill") and job.variant["head_dim"] == 128 and not clusters:
             heads = {"num_q_heads": NUM_Q_HEADS, "num_kv_heads": NUM_KV_HEADS}
             twin = Twin(job, heads, {**heads, "group_size": NUM_Q_HEADS // NUM_KV_HEADS})
             found[twin.name] = twin
