@@ -20,7 +20,8 @@ const GUARD_BYTE: u8 = 0xB6;
 /// What outputs and workspaces hold before a kernel writes them: a NaN in every floating-point type.
 const POISON: u8 = 0xFF;
 
-/// What the elements of outputs and workspaces are before a kernel writes them.
+/// What the elements of workspaces are before a kernel writes them. Outputs are always poisoned: a tool that follows what
+/// is written does not see the stores of whole tensors, and would take what they wrote for uninitialized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unwritten {
     /// NaN, so that one that is left unwritten shows in the results.
@@ -106,15 +107,7 @@ struct Staged<'a> {
     dtype: DType,
     /// What the whole memory, guards included, holds before the call.
     image: Vec<u8>,
-    before: Before,
     changes: Changes<'a>,
-}
-
-/// What a kernel may know of an operand's elements.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Before {
-    Given,
-    Unwritten,
 }
 
 /// What a kernel may do to the elements of an operand.
@@ -157,7 +150,7 @@ impl<'a> Call<'a> {
 
     /// As [`Call::read`], of elements one after another.
     pub(crate) fn read_list<T: Element>(&mut self, name: &'static str, data: &[T]) {
-        self.stage(name, T::DTYPE, bytemuck::cast_slice(data), Before::Given, Changes::Nothing);
+        self.stage(name, T::DTYPE, bytemuck::cast_slice(data), Changes::Nothing);
     }
 
     /// Stages a read operand of any floating-point type.
@@ -180,14 +173,14 @@ impl<'a> Call<'a> {
         mut view: ViewMut<'a, T, R>,
     ) -> Result<(), Refusal> {
         let bytes = size_of_val(view.as_mut_slice().ok_or_else(|| strided(name))?);
-        self.stage(name, T::DTYPE, &vec![POISON; bytes], Before::Unwritten, taken(view));
+        self.stage(name, T::DTYPE, &vec![POISON; bytes], taken(view));
         Ok(())
     }
 
     /// As [`Call::write`], of elements one after another.
     pub(crate) fn write_list<T: Element>(&mut self, name: &'static str, data: &'a mut [T]) {
         let poison = vec![POISON; size_of_val(data)];
-        self.stage(name, T::DTYPE, &poison, Before::Unwritten, list_taken(data));
+        self.stage(name, T::DTYPE, &poison, list_taken(data));
     }
 
     /// Stages an operand that is read and written.
@@ -197,14 +190,14 @@ impl<'a> Call<'a> {
         mut view: ViewMut<'a, T, R>,
     ) -> Result<(), Refusal> {
         let data = view.as_mut_slice().ok_or_else(|| strided(name))?.to_vec();
-        self.stage(name, T::DTYPE, bytemuck::cast_slice(&data), Before::Given, taken(view));
+        self.stage(name, T::DTYPE, bytemuck::cast_slice(&data), taken(view));
         Ok(())
     }
 
     /// As [`Call::read_write`], of elements one after another.
     pub(crate) fn read_write_list<T: Element>(&mut self, name: &'static str, data: &'a mut [T]) {
         let image = bytemuck::cast_slice(data).to_vec();
-        self.stage(name, T::DTYPE, &image, Before::Given, list_taken(data));
+        self.stage(name, T::DTYPE, &image, list_taken(data));
     }
 
     /// As [`Call::write`], of any floating-point type.
@@ -244,7 +237,7 @@ impl<'a> Call<'a> {
     pub(crate) fn run_plan(mut self, bench: &mut Bench, plan: &Plan) -> Outcome {
         for workspace in plan.workspaces().map_err(failed)? {
             let poison = vec![POISON; workspace.bytes as usize];
-            self.stage(&workspace.name, workspace.dtype, &poison, Before::Unwritten, Changes::Workspace);
+            self.stage(&workspace.name, workspace.dtype, &poison, Changes::Workspace);
         }
         bench.reserve(self.staged.iter().map(|staged| staged.image.len()).sum())?;
         let memories = self.allocate(bench)?;
@@ -267,7 +260,7 @@ impl<'a> Call<'a> {
         for (staged, whole) in self.staged.iter().zip(&wholes) {
             let part = bench.pinned.slice(start..start + whole.bytes()).map_err(failed)?;
             part.write(0, &staged.image).map_err(failed)?;
-            for range in staged.copied_in(bench.unwritten) {
+            for range in staged.copied(bench.unwritten) {
                 copy_in(&mut scope, &part, whole, range)?;
             }
             start += whole.bytes();
@@ -275,7 +268,7 @@ impl<'a> Call<'a> {
         }
         operator.enqueue(&mut scope).map_err(failed)?;
         for (staged, (part, whole)) in self.staged.iter().zip(parts.iter().zip(&wholes)) {
-            for range in staged.copied_out(bench.unwritten) {
+            for range in staged.copied(bench.unwritten) {
                 copy_out(&mut scope, whole, part, range)?;
             }
         }
@@ -315,9 +308,9 @@ impl<'a> Call<'a> {
         self.staged.iter().map(allocate).collect()
     }
 
-    fn stage(&mut self, name: &str, dtype: DType, bytes: &[u8], before: Before, changes: Changes<'a>) {
+    fn stage(&mut self, name: &str, dtype: DType, bytes: &[u8], changes: Changes<'a>) {
         let image = [&[GUARD_BYTE; GUARD], bytes, &[GUARD_BYTE; GUARD]].concat();
-        self.staged.push(Staged { name: name.to_owned(), dtype, image, before, changes });
+        self.staged.push(Staged { name: name.to_owned(), dtype, image, changes });
     }
 }
 
@@ -334,16 +327,8 @@ impl Staged<'_> {
         vec![0..GUARD, self.body().end..self.image.len()]
     }
 
-    /// The bytes that the device has before the call.
-    fn copied_in(&self, unwritten: Unwritten) -> Vec<Range<usize>> {
-        match (self.before, unwritten) {
-            (Before::Unwritten, Unwritten::Uninitialized) => self.guards(),
-            _ => self.whole(),
-        }
-    }
-
-    /// The bytes that are looked at after the call: not what a kernel may have left uninitialized.
-    fn copied_out(&self, unwritten: Unwritten) -> Vec<Range<usize>> {
+    /// The bytes that are copied before the call and back after it: not those that only a kernel may initialize.
+    fn copied(&self, unwritten: Unwritten) -> Vec<Range<usize>> {
         match (&self.changes, unwritten) {
             (Changes::Workspace, Unwritten::Uninitialized) => self.guards(),
             _ => self.whole(),

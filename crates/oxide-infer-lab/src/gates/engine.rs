@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, ensure};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
 use oxide_infer_cuda::runtime::Context;
-use oxide_infer_engine::cuda::{CudaOptions, DecodeLaunch, load_cuda_on};
+use oxide_infer_engine::cuda::{ArtifactSource, CudaOptions, DecodeLaunch, load_cuda_on};
 use oxide_infer_engine::request::{Masking, StopConditions};
 use oxide_infer_engine::{
     Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, EventStream, Health, ModelSource,
@@ -34,6 +34,7 @@ const OPTIONS: CudaOptions = CudaOptions {
     // 2 layers × 2 pools × 64 tokens × 2 heads × 64 × 2 bytes = 64 KiB a page; 12 pages, where one sequence may need 7.
     kv_memory: Some(13 << 16),
     decode_launch: DecodeLaunch::Graph,
+    artifacts: ArtifactSource::Embedded,
 };
 
 pub(super) fn run(context: &Context) -> Finding {

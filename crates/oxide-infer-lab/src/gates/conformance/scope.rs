@@ -10,8 +10,8 @@ pub(crate) enum Cases {
     /// Every case of its contract, and what may not be bound to it.
     #[default]
     All,
-    /// One odd shape over a few tiles, for tools under which launches are slow. Artifacts run one after another, and what
-    /// only a kernel writes is left uninitialized before it does, so that a tool sees who reads it.
+    /// One odd shape over a few tiles, for tools under which launches are slow. Artifacts run one after another, and
+    /// workspaces are left uninitialized before a kernel writes them, so that a tool sees who reads them.
     One,
 }
 
