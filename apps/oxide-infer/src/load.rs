@@ -8,7 +8,7 @@ use crate::generation_config::GenerationConfig;
 use crate::model::ModelName;
 use crate::terminal::Progress;
 use oxide_infer_engine::cpu::{CpuOptions, KvMemory, PlanError};
-use oxide_infer_engine::cuda::{CudaLoadError, CudaOptions, CudaPlanError, load_cuda};
+use oxide_infer_engine::cuda::{ArtifactSource, CudaLoadError, CudaOptions, CudaPlanError, load_cuda};
 use oxide_infer_engine::{
     Engine, EngineConfig, EngineHandle, Executor, ExecutorLimits, LoadError, LoadProgress, ModelSource,
     PrefixCache, load_cpu,
@@ -147,7 +147,8 @@ fn load_on_gpu(
         max_batch_tokens: options.max_batch_tokens.unwrap_or(default.max_batch_tokens),
         max_sequences: options.max_sequences.unwrap_or(default.max_sequences),
         kv_memory: options.kv_memory.map(|size| size.0),
-        ..default
+        artifacts: options.artifacts.clone().map_or(default.artifacts, ArtifactSource::Directory),
+        decode_launch: default.decode_launch,
     };
     let executor = load_cuda(source, ordinal, &cuda, update).map_err(explain_cuda)?;
     report(&executor.limits(), ByteSize(executor.kv_bytes()));

@@ -31,6 +31,6 @@ mod weights;
 
 pub use executor::CudaExecutor;
 pub use load::{CudaLoadError, load_cuda, load_cuda_on};
-pub use options::{CudaOptions, CudaPlanError, DecodeLaunch};
+pub use options::{ArtifactSource, CudaOptions, CudaPlanError, DecodeLaunch};
 pub use plan::{Uncovered, UncoveredError, check_coverage};
 pub use weights::weight_bytes;

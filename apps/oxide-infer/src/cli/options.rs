@@ -69,6 +69,10 @@ pub(crate) struct EngineOptions {
     /// CPU threads that compute [default: the number of cores]
     #[arg(long, value_name = "N")]
     pub(crate) threads: Option<NonZeroUsize>,
+
+    /// Take the GPU kernels from this folder of artifacts instead of from the binary
+    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub(crate) artifacts: Option<PathBuf>,
 }
 
 /// What is logged to standard error.

@@ -4,7 +4,7 @@ use super::executor::{Bodies, CudaExecutor, Ring, Rings};
 use super::inputs::{HeadInputLayout, HeadOutputLayout};
 use super::lower::CudaModel;
 use super::memory::{DeviceBuffers, MemorySizes, page_bytes};
-use super::options::{CudaOptions, CudaPlanError, STEPS_IN_FLIGHT};
+use super::options::{ArtifactSource, CudaOptions, CudaPlanError, STEPS_IN_FLIGHT};
 use super::plan::{PlanSizes, Plans, Requests, UncoveredError};
 use super::slots::Slots;
 use super::staging::Staging;
@@ -106,7 +106,7 @@ pub fn load_cuda_on(
 ) -> Result<CudaExecutor, CudaLoadError> {
     let config = source.config();
     options.check(config)?;
-    let registry = Arc::new(registry(context)?);
+    let registry = Arc::new(registry(context, &options.artifacts)?);
     let decoder = DenseDecoder::new(config);
     let weights = ModelWeights::new(source.checkpoint(), config, &decoder)?;
     let model = CudaModel::new(&decoder);
@@ -189,13 +189,16 @@ fn fit(
     Ok(Fit { limits, sizes, memory })
 }
 
-fn registry(context: &Context) -> Result<Registry, CudaLoadError> {
+fn registry(context: &Context, source: &ArtifactSource) -> Result<Registry, CudaLoadError> {
     let device = context.device();
     let target = oxide_infer_cuda::artifact::Target::of(device.compute_capability, context.driver_version()?);
     let (major, minor) = device.compute_capability;
     let target =
         target.ok_or_else(|| CudaLoadError::Architecture { name: device.name.clone(), major, minor })?;
-    Ok(Registry::embedded(target)?)
+    Ok(match source {
+        ArtifactSource::Embedded => Registry::embedded(target)?,
+        ArtifactSource::Directory(path) => Registry::from_directory(path, target)?,
+    })
 }
 
 /// Clears what steps read before they write it, and brings the rotations of every position to the device.

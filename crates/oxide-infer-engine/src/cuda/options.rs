@@ -2,9 +2,10 @@ use super::inputs::TOP_TOKENS;
 use super::memory::PAGE_SIZE;
 use crate::batch::ExecutorLimits;
 use crate::model::ModelConfig;
+use std::path::PathBuf;
 
 /// How a CUDA executor is planned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaOptions {
     /// Tokens in the longest sequence, prompt and answer. If absent: as many as the model was made for and the KV memory
     /// holds.
@@ -18,6 +19,18 @@ pub struct CudaOptions {
     pub kv_memory: Option<u64>,
     /// How steps of decodes are launched.
     pub decode_launch: DecodeLaunch,
+    /// Where the kernels come from.
+    pub artifacts: ArtifactSource,
+}
+
+/// Where kernel artifacts come from. Both are verified whole before one is loaded.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ArtifactSource {
+    /// From the binary.
+    #[default]
+    Embedded,
+    /// From a folder with an `index.json`, as `artifacts/sm_90a` is.
+    Directory(PathBuf),
 }
 
 /// How the operators of a decode step are launched.
@@ -44,6 +57,7 @@ impl Default for CudaOptions {
             max_sequences: 256,
             kv_memory: None,
             decode_launch: DecodeLaunch::Graph,
+            artifacts: ArtifactSource::Embedded,
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The executor over a simulated device, which copies and fills memory and computes nothing: what is proven here is which
 //! work is enqueued, over which memory, and that nothing of it is lost or freed early.
 
-use super::{CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, check_coverage, load_cuda_on};
+use super::{
+    ArtifactSource, CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, check_coverage, load_cuda_on,
+};
 use crate::batch::{BatchRow, EngineBatch, Executor, HiddenStates, PromptLogprobs, RowInput, SlotId};
 use crate::model::Architecture;
 use crate::request::{Masking, RequestError, StopConditions, SubmitError};
@@ -14,6 +16,7 @@ use oxide_infer_cuda::driver::simulated::SimulatedDriver;
 use oxide_infer_cuda::runtime::Context;
 use serde_json::{Value, json};
 use std::num::NonZeroU32;
+use std::path::Path;
 use std::sync::Arc;
 
 const OPTIONS: CudaOptions = CudaOptions {
@@ -22,6 +25,7 @@ const OPTIONS: CudaOptions = CudaOptions {
     max_sequences: 6,
     kv_memory: Some(1 << 20),
     decode_launch: DecodeLaunch::Graph,
+    artifacts: ArtifactSource::Embedded,
 };
 
 fn fields() -> Value {
@@ -287,6 +291,19 @@ fn a_decode_step_of_one_row_has_five_operators_a_layer_and_others_have_eight() {
     // The embedding, the layers, and the head.
     assert_eq!(lens[0], 1 + 5 * layers + 1);
     assert!(lens[1..].iter().all(|&len| len == 1 + 8 * layers + 2), "{lens:?}");
+}
+
+#[test]
+fn kernels_come_from_a_folder_if_one_is_given() {
+    let device = device();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../oxide-infer-cuda/artifacts/sm_90a");
+    let from = |folder: &Path| {
+        load(&device, &CudaOptions { artifacts: ArtifactSource::Directory(folder.into()), ..OPTIONS })
+    };
+    assert_eq!(from(&folder).unwrap().plan_size(), load(&device, &OPTIONS).unwrap().plan_size());
+    let nowhere = from(&folder.join("nowhere")).unwrap_err();
+    assert!(matches!(nowhere, CudaLoadError::Registry(_)), "{nowhere}");
+    assert!(nowhere.to_string().contains("nowhere"), "{nowhere}");
 }
 
 #[test]
