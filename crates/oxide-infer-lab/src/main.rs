@@ -1,9 +1,10 @@
-//! `oxide-infer-lab`: hardware gates of the CUDA runtime and of the kernel artifacts, what model parity is judged by, and the
-//! operator catalogue made from their records.
+//! `oxide-infer-lab`: hardware gates of the CUDA runtime and of the kernel artifacts, times of operators, what model parity is
+//! judged by, and the operator catalogue made from their records.
 //!
 //! Each gate runs on a real device and adds its findings to one JSON record; the operator catalogue claims nothing of a
 //! GPU that such a record does not show.
 
+mod bench;
 mod call;
 mod catalogue;
 mod export;
@@ -13,6 +14,7 @@ mod provider;
 mod record;
 
 use anyhow::{Context as _, Result, ensure};
+use bench::BenchOptions;
 use catalogue::CatalogueOptions;
 use clap::{Args, Parser};
 use export::ExportOptions;
@@ -21,7 +23,7 @@ use oxide_infer_cuda::provider::cublas_lt::Search;
 use oxide_infer_cuda::runtime::Context;
 use parity::ParityOptions;
 use record::Record;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -29,6 +31,7 @@ use std::sync::Arc;
 #[command(version, about = "Hardware gates and parity runs of Oxide Infer")]
 enum Command {
     Gates(GatesOptions),
+    Bench(BenchOptions),
     Parity(ParityOptions),
     Export(ExportOptions),
     Catalogue(CatalogueOptions),
@@ -69,6 +72,7 @@ struct GatesOptions {
 fn main() -> Result<ExitCode> {
     match Command::parse() {
         Command::Gates(options) => run_gates(&options),
+        Command::Bench(options) => run_bench(&options),
         Command::Parity(options) => parity::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Export(options) => export::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Catalogue(options) => catalogue::run(&options).map(|()| ExitCode::SUCCESS),
@@ -77,7 +81,7 @@ fn main() -> Result<ExitCode> {
 
 fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     let context = Context::primary(options.device)?;
-    let registry = Arc::new(registry(&context, options)?);
+    let registry = Arc::new(registry(&context, options.artifacts.as_deref())?);
     let mut record = Record::new(&context, &registry, &options.revision)?;
     let gates = if options.gates.is_empty() { gates::Gate::ALL } else { &options.gates };
     let cublas_lt = options.cublas_lt.clone().map_or(Search::Usual, Search::At);
@@ -92,12 +96,19 @@ fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     Ok(if record.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn registry(context: &Context, options: &GatesOptions) -> Result<Registry> {
+fn run_bench(options: &BenchOptions) -> Result<ExitCode> {
+    let context = Context::primary(options.device)?;
+    let registry = Arc::new(registry(&context, options.artifacts.as_deref())?);
+    let passed = bench::run(options, &context, &registry)?;
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn registry(context: &Context, artifacts: Option<&Path>) -> Result<Registry> {
     let (major, minor) = context.device().compute_capability;
     let architecture = Architecture::of_device(major, minor)
         .with_context(|| format!("no artifacts are made for compute capability {major}.{minor}"))?;
     let target = Target { architecture, driver: context.driver_version()? };
-    let registry = match &options.artifacts {
+    let registry = match artifacts {
         Some(directory) => Registry::from_directory(directory, target)?,
         None => Registry::embedded(target)?,
     };

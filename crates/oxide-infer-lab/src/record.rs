@@ -25,6 +25,9 @@ pub(crate) struct Record {
     /// Name of every artifact, and the hash of its machine code.
     pub(crate) artifacts: BTreeMap<String, Sha256Hex>,
     pub(crate) findings: Vec<Finding>,
+    /// What was timed, where the run was to time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) times: Vec<Times>,
 }
 
 #[derive(Debug, Deserialize, Serialize)]
@@ -51,6 +54,31 @@ pub(crate) struct Finding {
     pub(crate) measured: BTreeMap<String, f64>,
 }
 
+/// Times of one operator, in microseconds of a call.
+#[derive(Debug, Deserialize, Serialize)]
+pub(crate) struct Times {
+    /// The row of the matrix.
+    pub(crate) row: String,
+    /// The name of an artifact, or the algorithm of a library.
+    pub(crate) implementation: String,
+    /// How keys and values lie, where the operator has them: the order of a page's axes and its tokens.
+    pub(crate) layout: Option<String>,
+    /// Bytes of every operand once.
+    pub(crate) bytes: u64,
+    /// Calls of one sample of eager times.
+    pub(crate) calls: usize,
+    /// Sets of operands that a graph goes through when nothing is in the cache.
+    pub(crate) sets: usize,
+    /// Calls, a scope for each, until the host knows that all have ended.
+    pub(crate) eager_us: Vec<f64>,
+    /// The same in one scope.
+    pub(crate) eager_one_scope_us: Vec<f64>,
+    /// Replays of a graph, over the same operands again and again.
+    pub(crate) warm_us: Option<Vec<f64>>,
+    /// Replays of a graph that takes turns at sets of operands, after the L2 cache was filled with something else.
+    pub(crate) flushed_us: Option<Vec<f64>>,
+}
+
 impl Record {
     pub(crate) fn new(context: &Context, registry: &Registry, revision: &str) -> Result<Self> {
         let device = context.device();
@@ -72,6 +100,7 @@ impl Record {
             },
             artifacts: registry.artifacts().map(hash).collect(),
             findings: Vec::new(),
+            times: Vec::new(),
         })
     }
 
