@@ -6,16 +6,18 @@ Usage: report.py           writes the blocks
 Needs nothing but Python.
 """
 
-import difflib
-import re
+import pathlib
 import sys
 
 import plot_inputs
 import records
 from records import Measured, find
 
-MARK = "<!-- made by benchmarks/speed/report.py: {name} -->"
-END = "<!-- end: {name} -->"
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+
+import blocks  # noqa: E402
+
+TOOL = "benchmarks/speed/report.py"
 # What the first column of the README's table counts.
 CONCURRENCIES = (1, 16, 64, 256)
 
@@ -151,7 +153,7 @@ def targets_block(targets: list, record: dict, vllm: dict, name: str) -> str:
     )
 
 
-def blocks() -> dict[str, dict[str, str]]:
+def all_blocks() -> dict[str, dict[str, str]]:
     """File, name of the block, text."""
     path = records.newest()
     record, vllm = records.load(path), records.load(records.VLLM)
@@ -163,32 +165,10 @@ def blocks() -> dict[str, dict[str, str]]:
     }
 
 
-def replace(text: str, name: str, block: str) -> str:
-    """The text with the block between its marks, which must be there once."""
-    begin, end = MARK.format(name=name), END.format(name=name)
-    pattern = re.compile(re.escape(begin) + r"\n.*?" + re.escape(end), re.DOTALL)
-    replaced, count = pattern.subn(lambda _: f"{begin}\n{block}\n{end}", text)
-    if count != 1:
-        raise SystemExit(f"there are {count} blocks between {begin} and {end}; there must be one")
-    return replaced
-
-
 def main(arguments: list[str]) -> int:
     if arguments not in ([], ["--check"]):
         raise SystemExit(__doc__)
-    wrong = []
-    for file, found in blocks().items():
-        path = records.ROOT / file
-        before = after = path.read_text()
-        for name, block in found.items():
-            after = replace(after, name, block)
-        if not arguments:
-            path.write_text(after)
-        elif before != after:
-            lines = difflib.unified_diff(
-                before.splitlines(), after.splitlines(), file, "what the records give", lineterm=""
-            )
-            wrong.append("\n".join(lines))
+    wrong = blocks.write(records.ROOT, TOOL, all_blocks(), check=bool(arguments))
     wrong += [] if not arguments else plot_inputs.stale()
     for reason in wrong:
         print(reason)

@@ -67,16 +67,6 @@ def test_numbers_are_written_as_a_reader_expects():
     assert [report.given(value) for value in (1.05, 2.0, 9731, 10.03)] == ["1.05", "2", "9,731", "10.03"]
 
 
-def test_a_block_is_replaced_between_its_marks_which_must_be_there_once():
-    marks = report.MARK.format(name="x"), report.END.format(name="x")
-    assert (
-        report.replace(f"a\n{marks[0]}\nold\n{marks[1]}\nb", "x", "new\\1") == f"a\n{marks[0]}\nnew\\1\n{marks[1]}\nb"
-    )
-    for text in ("none", f"{marks[0]}\n{marks[1]}\n{marks[0]}\n{marks[1]}"):
-        with pytest.raises(SystemExit, match="there must be one"):
-            report.replace(text, "x", "new")
-
-
 def test_every_target_names_something_that_its_peer_or_the_record_can_have():
     record, vllm = records.load(records.newest()), records.load(records.VLLM)
     for row in records.load(records.TARGETS)["rows"]:
@@ -113,7 +103,7 @@ def test_the_check_fails_when_a_block_or_a_plot_is_not_of_the_records(monkeypatc
     record = records.load(records.newest())
     record["server"][0]["summary"]["output_tokens_per_s"] = 777
     changed = report.gpu_block(record, records.load(records.VLLM), "x.md")
-    monkeypatch.setattr(report, "blocks", lambda: {"README.md": {"gpu": changed}})
+    monkeypatch.setattr(report, "all_blocks", lambda: {"README.md": {"gpu": changed}})
     monkeypatch.setattr(plot_inputs, "digest", lambda: "another")
     assert report.main(["--check"]) == 1
     shown = capsys.readouterr().out
