@@ -104,7 +104,7 @@ shellcheck:
 .PHONY: figures
 ## figures: check that README, docs and plots show what the speed records say
 figures:
-	@if command -v python3 >/dev/null; then python3 benchmarks/speed/report.py --check; \
+	@if command -v python3 >/dev/null; then python3 benchmarks/speed/report.py --check && python3 benchmarks/operators/ratios.py --check; \
 	else echo "skipped: there is no Python here"; fi
 
 .PHONY: catalogue

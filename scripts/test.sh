@@ -30,7 +30,7 @@ export OXIDE_INFER_INSTRUCTOR
 "$instructor/bin/pytest" tests/clients/test_instructor.py 2>&1 | tee -a "$logs/pytest" || status=1
 
 echo "== The benchmarks' own arithmetic"
-"$venv/bin/pytest" benchmarks/parity benchmarks/kernels benchmarks/speed 2>&1 | tee -a "$logs/pytest" || status=1
+"$venv/bin/pytest" benchmarks/parity benchmarks/kernels benchmarks/speed benchmarks/operators 2>&1 | tee -a "$logs/pytest" || status=1
 
 sum() { # FILE WORD: adds up the numbers before WORD in the runners' closing lines
     # A runner leaves out what it had none of, and grep then finds nothing.
