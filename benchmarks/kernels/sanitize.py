@@ -24,9 +24,9 @@ ARTIFACTS = Path(__file__).resolve().parents[2] / "crates/oxide-infer-cuda/artif
 TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")
 # Parts of artifacts' names; together they are in the name of every artifact.
 GROUPS = {
-    "attention": ("paged_decode",),
-    "prefill": ("paged_prefill",),
-    "caches": ("rope_append", "gather", "record_history"),
+    "attention": ("paged_decode", "single_decode"),
+    "prefill": ("paged_prefill", "ragged_prefill"),
+    "caches": ("rope_append", "paged_append", "rope.", "swiglu.bf16.th", "swiglu.f", "gather", "record_history"),
     "sampling": ("argmax", "sample", "log_probabilities"),
     "norms": ("rms_norm",),
     "products": ("dense.",),

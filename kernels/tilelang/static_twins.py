@@ -59,7 +59,9 @@ def twins(profile: Profile) -> list[Twin]:
             found[twin.name] = twin
         # The compiler ends itself over clusters whose grid is a number in part.
         clusters = job.algorithm.startswith("cluster_")
-        if job.family in ("paged_decode", "paged_prefill") and job.variant["head_dim"] == 128 and not clusters:
+        # The engine's pages.
+        own = job.family in ("paged_decode", "paged_prefill") and "layout" not in job.variant
+        if own and job.variant["head_dim"] == 128 and not clusters:
             heads = {"num_q_heads": NUM_Q_HEADS, "num_kv_heads": NUM_KV_HEADS}
             twin = Twin(job, heads, {**heads, "group_size": NUM_Q_HEADS // NUM_KV_HEADS})
             found[twin.name] = twin

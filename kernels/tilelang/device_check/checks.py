@@ -212,7 +212,15 @@ BAD_INPUTS = {
         ("page outside the pool", bad_only_page, (3,)),
         ("negative position", bad_only_position, (2, 4)),
     ],
+    "kv_cache.paged_append": [
+        ("page outside the pool", bad_page, (3,)),
+        ("negative position", bad_position, (4,)),
+        ("starts that end early", early_end, (7,)),
+        *BAD_STARTS,
+    ],
+    "position.rope": [("negative position", bad_position, (2,))],
     "paged_decode.paged_decode": BAD_LENGTHS,
+    "ragged_prefill.ragged_prefill": BAD_STARTS,
     "paged_prefill.paged_prefill": [
         *BAD_LENGTHS,
         *BAD_STARTS,

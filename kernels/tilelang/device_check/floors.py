@@ -35,6 +35,12 @@ def measure() -> Rates:
     return Rates(2 * COPY_BYTES / copied, 2 * MATRIX**3 / multiplied)
 
 
+def read_rate() -> float:
+    """Bytes of a microsecond that are read and summed up, nothing being written, by PyTorch."""
+    source = torch.zeros(COPY_BYTES // 4, dtype=torch.float32, device="cuda")
+    return COPY_BYTES / median(lambda: torch.sum(source))
+
+
 def median(work: Callable[[], object]) -> float:
     """Microseconds of some work."""
     for _ in range(WARM):

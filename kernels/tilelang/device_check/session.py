@@ -74,7 +74,8 @@ def time_all(
     """Time what was asked for, and print what the plan chooses beside the fastest."""
     beat("rates of the device")
     rates = floors.measure()
-    record["rates"] = {"GB/s": rates.bytes / 1e3, "TFLOP/s": rates.operations / 1e6}
+    read = floors.read_rate() / 1e3
+    record["rates"] = {"GB/s": rates.bytes / 1e3, "read GB/s": read, "TFLOP/s": rates.operations / 1e6}
     for row in timing.all_times(modules, options.time or list(timing.WHAT), rates, deadline, beat):
         record["times"].append(row)
         print_time(row)

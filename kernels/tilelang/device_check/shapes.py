@@ -55,6 +55,11 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "kv_cache.rope_append": appends,
         "paged_decode.paged_decode": decodes,
         "paged_prefill.paged_prefill": prefills,
+        "single_decode.single_decode": single_decodes,
+        "ragged_prefill.ragged_prefill": ragged_prefills,
+        "kv_cache.paged_append": appends,
+        "position.rope": ropes,
+        "activation.swiglu": gates,
         "sampling.argmax": choices,
         "sample.sample": samples,
         "log_probabilities.log_probabilities": log_probabilities,
@@ -117,6 +122,8 @@ def projections(artifact: Artifact) -> Iterator[Shape]:
         (9, 3, 576, 5),
         (1, 1, largest, 300),
     ):
+        if hidden_size > largest:
+            continue
         shape = attention(artifact.variant["head_dim"], 1, 9, num_q_heads, num_kv_heads)
         rows = {"tokens": 1, "rotary_dim": artifact.variant["head_dim"], "max_positions": 500}
         yield {**shape, **rows, "hidden_size": hidden_size, "blocks": blocks}
@@ -133,11 +140,30 @@ def appends(artifact: Artifact) -> Iterator[Shape]:
             "num_kv_heads": num_kv_heads,
             "head_dim": head_dim,
             "rotary_dim": head_dim,
-            "page_size": PAGE_SIZE,
-            "max_pages": 9,
-            "num_pages": batch * 9 + 3,
+            "page_size": page_size_of(artifact),
+            "max_pages": 700 // page_size_of(artifact) - 1,
+            "num_pages": batch * (700 // page_size_of(artifact)) + 3,
             "max_positions": 700,
         }
+
+
+def page_size_of(artifact: Artifact) -> int:
+    """Tokens of a page."""
+    return artifact.variant.get("page_size", PAGE_SIZE)
+
+
+def ropes(artifact: Artifact) -> Iterator[Shape]:
+    """Heads of several models."""
+    head_dim = artifact.variant["head_dim"]
+    for tokens, num_heads in ((1, 32), (37, 9), (300, 2)):
+        shape = {"tokens": tokens, "num_heads": num_heads, "max_positions": 700}
+        yield {**shape, "head_dim": head_dim, "rotary_dim": head_dim}
+
+
+def gates(artifact: Artifact) -> Iterator[Shape]:
+    """One row and many; a row of one load, and of more than a block has."""
+    for rows, size in ((1, 8), (37, 8968), (300, 1536)):
+        yield {"rows": rows, "size": size}
 
 
 def decodes(artifact: Artifact) -> Iterator[Shape]:
@@ -158,8 +184,24 @@ def decodes(artifact: Artifact) -> Iterator[Shape]:
     ):
         if num_q_heads // num_kv_heads > most:
             continue
-        shape = attention(head_dim, batch, max_pages, num_q_heads, num_kv_heads)
+        shape = attention(head_dim, batch, max_pages, num_q_heads, num_kv_heads, page_size_of(artifact))
         yield {**shape, "splits": splits} if "splits" in artifact.manifest["dimensions"] else shape
+
+
+def single_decodes(artifact: Artifact) -> Iterator[Shape]:
+    """Keys around a tile, and more than the blocks of a cluster have tiles."""
+    head_dim = artifact.variant["head_dim"]
+    for kv_len, num_q_heads, num_kv_heads, splits in ((1, 12, 2, 2), (64, 28, 4, 7), (777, 32, 8, 3), (5000, 9, 3, 40)):
+        heads = {"num_q_heads": num_q_heads, "num_kv_heads": num_kv_heads, "head_dim": head_dim}
+        shape = {"kv_len": kv_len, **heads}
+        yield {**shape, "splits": splits} if "splits" in artifact.manifest["dimensions"] else shape
+
+
+def ragged_prefills(artifact: Artifact) -> Iterator[Shape]:
+    """As `prefills`; the check draws how many keys there are."""
+    for shape in prefills(artifact):
+        kept = ("batch", "num_q_heads", "num_kv_heads", "head_dim", "tokens")
+        yield {**{name: shape[name] for name in kept}, "kv_tokens": shape["max_pages"] * PAGE_SIZE * shape["batch"]}
 
 
 def prefills(artifact: Artifact) -> Iterator[Shape]:
@@ -175,11 +217,17 @@ def prefills(artifact: Artifact) -> Iterator[Shape]:
         (1, 8, 16, 2, 512),
         (300, 3, 64, 8, 700),
     ):
-        yield {**attention(head_dim, batch, max_pages, num_q_heads, num_kv_heads), "tokens": tokens}
+        pages = max_pages * PAGE_SIZE // page_size_of(artifact)
+        yield {
+            **attention(head_dim, batch, pages, num_q_heads, num_kv_heads, page_size_of(artifact)),
+            "tokens": tokens,
+        }
 
 
-def attention(head_dim: int, batch: int, max_pages: int, num_q_heads: int, num_kv_heads: int) -> Shape:
-    """What both attention kernels have."""
+def attention(
+    head_dim: int, batch: int, max_pages: int, num_q_heads: int, num_kv_heads: int, page_size: int = PAGE_SIZE
+) -> Shape:
+    """What both attention kernels over pages have."""
     return {
         "batch": batch,
         "max_pages": max_pages,
@@ -187,7 +235,7 @@ def attention(head_dim: int, batch: int, max_pages: int, num_q_heads: int, num_k
         "num_q_heads": num_q_heads,
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
-        "page_size": PAGE_SIZE,
+        "page_size": page_size,
     }
 
 

@@ -111,6 +111,7 @@ WHAT: Mapping[str, Sequence[Model]] = {
     "decodes": (QWEN_1_5B, QWEN_7B, LLAMA_8B, QWEN_0_5B),
     "small": (QWEN_1_5B,),
     "samples": (QWEN_1_5B,),
+    "adopted": (QWEN_1_5B, LLAMA_8B),
 }
 
 
@@ -118,12 +119,16 @@ def all_times(
     modules: Mapping[str, Module], what: Sequence[str], rates: Rates, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Timings of what is named."""
+    # It makes its operands by what is here.
+    from device_check.adopted import adopted
+
     timed = {
         "products": products,
         "prefills": prefills,
         "decodes": decodes,
         "small": small_kernels,
         "samples": samples,
+        "adopted": adopted,
     }
     for name in what:
         for model in WHAT[name]:
@@ -211,7 +216,7 @@ def decodes(
     modules: Mapping[str, Module], model: Model, rates: Rates, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """Paged decode with several numbers of splits."""
-    candidates = by_kernel(modules, "paged_decode.paged_decode", head_dim=model.head_dim)
+    candidates = by_kernel(modules, "paged_decode.paged_decode", head_dim=model.head_dim, layout=None)
     for length, batch in itertools.product(DECODE_LENGTHS, DECODE_BATCHES):
         if deadline.passed() or not candidates:
             return
@@ -245,16 +250,27 @@ def splits_of(module: Module, shape: Shape) -> list[int]:
 
 
 def attention_operands(
-    model: Model, lengths: Sequence[int]
+    model: Model, lengths: Sequence[int], layout: str = "hnd", page_size: int = PAGE_SIZE
 ) -> tuple[Shape, list[dict[str, torch.Tensor]], tuple[torch.Tensor, ...]]:
     """Operands whose tables take turns through enough pages, and as many keys for PyTorch, contiguous."""
     batch, longest = len(lengths), max(lengths)
-    pages = -(-longest // PAGE_SIZE)
-    page_bytes = 2 * PAGE_SIZE * model.num_kv_heads * model.head_dim * 2
+    shape, rotation = paged_operands(model, lengths, layout, page_size)
+    kv = (inputs.randn(batch, model.num_kv_heads, longest, model.head_dim) for _ in range(2))
+    return shape, rotation, (rotation[0]["q"][:, :, None], *kv)
+
+
+def paged_operands(
+    model: Model, lengths: Sequence[int], layout: str, page_size: int
+) -> tuple[Shape, list[dict[str, torch.Tensor]]]:
+    """Operands whose tables take turns through enough pages."""
+    batch, longest = len(lengths), max(lengths)
+    pages = -(-longest // page_size)
+    page_bytes = 2 * page_size * model.num_kv_heads * model.head_dim * 2
     sets = max(1, min(16, math.ceil(ROTATION_BYTES / (batch * pages * page_bytes))))
-    shape = attention(model.head_dim, batch, pages, model.num_q_heads, model.num_kv_heads)
+    shape = attention(model.head_dim, batch, pages, model.num_q_heads, model.num_kv_heads, page_size)
     shape["num_pages"] = batch * pages * sets
-    pool = (shape["num_pages"], model.num_kv_heads, PAGE_SIZE, model.head_dim)
+    axes = (page_size, model.num_kv_heads) if layout == "nhd" else (model.num_kv_heads, page_size)
+    pool = (shape["num_pages"], *axes, model.head_dim)
     k_pages, v_pages = inputs.randn(*pool), inputs.randn(*pool)
     tables = torch.randperm(shape["num_pages"]).int().view(sets, batch, pages).cuda()
     kv_len = torch.tensor(lengths, dtype=torch.int32, device="cuda")
@@ -262,8 +278,7 @@ def attention_operands(
     rotation = [
         {"q": q, "k_pages": k_pages, "v_pages": v_pages, "block_table": table, "kv_len": kv_len} for table in tables
     ]
-    kv = (inputs.randn(batch, model.num_kv_heads, longest, model.head_dim) for _ in range(2))
-    return shape, rotation, (q[:, :, None], *kv)
+    return shape, rotation
 
 
 # Queries and keys of each sequence: whole prompts, chunks after earlier keys, decode rows beside a chunk.
@@ -282,7 +297,7 @@ def prefills(
     modules: Mapping[str, Module], model: Model, rates: Rates, deadline: Deadline, beat: Callable[[str], None]
 ) -> Iterator[dict[str, Any]]:
     """The batches of `PREFILLS`."""
-    candidates = by_kernel(modules, "paged_prefill.paged_prefill", head_dim=model.head_dim)
+    candidates = by_kernel(modules, "paged_prefill.paged_prefill", head_dim=model.head_dim, layout=None)
     for name, sequences in PREFILLS.items():
         if deadline.passed() or not candidates:
             return
@@ -331,7 +346,7 @@ def small_kernels(
             "kv_cache.rope_append": append,
         }
         for kernel, shape in shapes.items():
-            for module in by_kernel(modules, kernel):
+            for module in by_kernel(modules, kernel, layout=None):
                 dtype, head_dim = module.artifact.variant.get("dtype"), module.artifact.variant.get("head_dim")
                 domain = module.artifact.manifest["dimensions"].get("hidden_size", {"min": 0, "max": 2**31})
                 inside = domain["min"] <= shape.get("hidden_size", 0) <= domain["max"] or "hidden_size" not in shape

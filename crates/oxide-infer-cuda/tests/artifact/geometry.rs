@@ -15,7 +15,7 @@ use std::sync::{Arc, LazyLock};
 
 static REGISTRY: LazyLock<Registry> = LazyLock::new(|| Registry::embedded(Target::hopper()).unwrap());
 
-fn artifact(name: &str) -> &'static Arc<Artifact> {
+pub(crate) fn artifact(name: &str) -> &'static Arc<Artifact> {
     REGISTRY.artifact(name).unwrap_or_else(|| panic!("no artifact {name}"))
 }
 
@@ -23,11 +23,11 @@ fn dimensions(values: &[(&str, u64)]) -> Dimensions {
     values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
 }
 
-fn resolve<'a>(artifact: &'a Artifact, values: &[(&str, u64)]) -> Vec<ResolvedLaunch<'a>> {
+pub(crate) fn resolve<'a>(artifact: &'a Artifact, values: &[(&str, u64)]) -> Vec<ResolvedLaunch<'a>> {
     artifact.manifest().resolve(&dimensions(values)).unwrap()
 }
 
-fn bytes(artifact: &Artifact, operand: &str, values: &[(&str, u64)]) -> u64 {
+pub(crate) fn bytes(artifact: &Artifact, operand: &str, values: &[(&str, u64)]) -> u64 {
     let manifest = artifact.manifest();
     manifest.operand_bytes(manifest.operand(operand).unwrap(), &dimensions(values)).unwrap()
 }
@@ -300,7 +300,11 @@ fn specs_of_a_model_select_one_artifact_at_every_batch_size() {
 }
 
 /// Select the artifact for a spec with the dimensions that operands give and a provider's own properties.
-fn select<S: Spec>(spec: &S, dimensions: &[(&str, u64)], properties: &[(&str, &str)]) -> Arc<Artifact> {
+pub(crate) fn select<S: Spec>(
+    spec: &S,
+    dimensions: &[(&str, u64)],
+    properties: &[(&str, &str)],
+) -> Arc<Artifact> {
     let request = Request::new(S::CONTRACT.name(), S::CONTRACT.version());
     let request = spec.properties().into_iter().fold(request, |r, (name, value)| r.property(name, value));
     let request = properties.iter().fold(request, |r, (name, value)| r.property(name, *value));
