@@ -133,6 +133,11 @@ impl<'a> Call<'a> {
         self.request.dimensions()
     }
 
+    /// With one more dimension.
+    pub(crate) fn dimension(self, name: &str, value: usize) -> Self {
+        Self { request: self.request.dimension(name, value as u64), ..self }
+    }
+
     pub(crate) fn attribute(&mut self, name: &'static str, value: f32) {
         self.attributes.push((name, value));
     }

@@ -1,5 +1,7 @@
 //! The artifacts as a provider of the contracts, for the conformance suite that every provider runs.
 
+mod attention;
+mod cache;
 mod fused;
 mod judged;
 mod norms;
@@ -8,18 +10,18 @@ mod tokens;
 use crate::call::{Bench, Call, Outcome, failed};
 use crate::gates::Shape;
 pub(crate) use fused::NormedProducts;
-use half::bf16;
 use judged::{Judged, agrees, is_padding};
 pub(crate) use norms::NormedReference;
-use oxide_infer::attention::{paged_decode, paged_prefill};
+use oxide_infer::activation::swiglu;
+use oxide_infer::attention::{paged_decode, paged_prefill, ragged_prefill, single_decode};
 use oxide_infer::conformance::{Operators, Refusal};
 use oxide_infer::embedding::gather;
 use oxide_infer::gemm::{dense, dense_swiglu};
-use oxide_infer::kv_cache::rope_append;
+use oxide_infer::kv_cache::{paged_append, rope_append};
 use oxide_infer::normalization::rms_norm;
 use oxide_infer::position::rope;
 use oxide_infer::sampling::{self, LogitsRow, Sampled};
-use oxide_infer::{Contract, FloatView, OperandError, Spec, View, Weight};
+use oxide_infer::{Contract, FloatView, OperandError, Spec as _, Weight};
 use oxide_infer_cuda::artifact::{Artifact, Dimensions, Request};
 use std::sync::Arc;
 
@@ -130,6 +132,15 @@ impl OxideTile {
         chosen.fold(asked, |asked, (name, value)| asked.dimension(name, value))
     }
 
+    /// Whether the artifact has these properties, and these dimensions in its domain.
+    fn is_for(&self, asked: &Request) -> bool {
+        let manifest = self.artifact.manifest();
+        let inside = |(name, value): (&String, &u64)| {
+            manifest.dimensions.get(name).is_some_and(|domain| (domain.min..=domain.max).contains(value))
+        };
+        *asked.properties() == manifest.properties && asked.dimensions().iter().all(inside)
+    }
+
     /// Whether the artifact has a property with that value.
     pub(crate) fn has(&self, property: &str, value: &str) -> bool {
         self.artifact.manifest().properties.get(property).is_some_and(|found| found.to_string() == value)
@@ -157,11 +168,6 @@ fn dense_only<'a>(name: &str, weight: &Weight<'a>) -> Result<FloatView<'a, 2>, R
         Weight::Dense(view) => Ok(*view),
         Weight::Blocks(_) => Err(Refusal::NotAdmitted(format!("operand {name} is stored in blocks"))),
     }
-}
-
-/// What the two attention contracts over pages read of their tables.
-fn sizes(pages: [usize; 4], table: [usize; 2]) -> [(&'static str, usize); 3] {
-    [("batch", table[0]), ("num_pages", pages[0]), ("max_pages", table[1])]
 }
 
 impl Operators for OxideTile {
@@ -240,47 +246,48 @@ impl Operators for OxideTile {
         self.run_judged(call, judged)
     }
 
+    fn swiglu(&mut self, spec: &swiglu::Spec, operands: swiglu::Operands<'_>) -> Result<(), Refusal> {
+        operands.check(spec)?;
+        let [rows, _] = operands.gate.shape();
+        if rows == 0 {
+            return Ok(());
+        }
+        let mut call = Call::new(with(Request::from(spec), &[("rows", rows)]));
+        call.read_float("gate", &operands.gate)?;
+        call.read_float("up", &operands.up)?;
+        call.write_float("output", operands.output)?;
+        self.run(call)
+    }
+
+    fn rope(&mut self, spec: &rope::Spec, operands: rope::Operands<'_>) -> Result<(), Refusal> {
+        cache::rope(self, spec, operands)
+    }
+
+    fn paged_append(
+        &mut self,
+        spec: &paged_append::Spec,
+        operands: paged_append::Operands<'_>,
+    ) -> Result<(), Refusal> {
+        cache::paged_append(self, spec, operands)
+    }
+
     fn rope_append(
         &mut self,
         spec: &rope_append::Spec,
         operands: rope_append::Operands<'_>,
     ) -> Result<(), Refusal> {
-        operands.check(spec)?;
-        let ([tokens, num_q_heads, head_dim], [_, num_kv_heads, _]) =
-            (operands.q.shape(), operands.k.shape());
-        if tokens == 0 {
-            return Ok(());
-        }
         if self.has("qkv", "projected") {
             return fused::rope_append(self, spec, operands);
         }
-        let judged = Judged(Contract::ROPE_APPEND, operands.check_indices(spec));
-        let qkv = packed(&[&operands.q, &operands.k, &operands.v]);
-        let rotations = rotations(spec.config().rope.clone(), &operands.positions)?;
-        let max_positions = rotations.len() / head_dim.max(1);
-        let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());
-        let more = [("tokens", tokens), ("max_positions", max_positions)];
-        let normed = self.has("qk_norm", "present");
-        let asked = Request::from(spec).property("qkv", "packed");
-        let asked = asked.property("qk_norm", if normed { "present" } else { "absent" });
-        let mut call = Call::new(with(with(asked, &tables), &more));
-        let heads = num_q_heads + 2 * num_kv_heads;
-        debug_assert_eq!(qkv.len(), tokens * heads * head_dim);
-        call.read_list("qkv", &qkv);
-        call.read("positions", &operands.positions)?;
-        call.read("query_start", &operands.query_start)?;
-        call.read("block_table", &operands.block_table)?;
-        call.read_list("rotations", &rotations);
-        if normed {
-            let [q_weight, k_weight] = norms::weights(head_dim);
-            call.read_list("q_weight", &q_weight);
-            call.read_list("k_weight", &k_weight);
-            call.attribute("epsilon", norms::EPSILON);
-        }
-        call.write_float("q_out", operands.q_out)?;
-        call.read_write_float("k_pages", operands.k_pages)?;
-        call.read_write_float("v_pages", operands.v_pages)?;
-        self.run_judged(call, judged)
+        cache::rope_append(self, spec, operands)
+    }
+
+    fn single_decode(
+        &mut self,
+        spec: &single_decode::Spec,
+        operands: single_decode::Operands<'_>,
+    ) -> Result<(), Refusal> {
+        attention::single_decode(self, spec, operands)
     }
 
     fn paged_decode(
@@ -288,27 +295,15 @@ impl Operators for OxideTile {
         spec: &paged_decode::Spec,
         operands: paged_decode::Operands<'_>,
     ) -> Result<(), Refusal> {
-        operands.check(spec)?;
-        if operands.q.shape()[0] == 0 {
-            return Ok(());
-        }
-        let judged = Judged(Contract::PAGED_DECODE, operands.check_indices(spec));
-        let asked = with(Request::from(spec), &sizes(operands.k_pages.shape(), operands.block_table.shape()));
-        let mut call = Call::new(match self.choice {
-            Choice::Splits(splits) => asked.dimension("splits", splits),
-            Choice::Plain | Choice::Padding(_) | Choice::Tiles { .. } => asked,
-        });
-        call.read_float("q", &operands.q)?;
-        call.read_float("k_pages", &operands.k_pages)?;
-        call.read_float("v_pages", &operands.v_pages)?;
-        call.read("block_table", &operands.block_table)?;
-        call.read("kv_len", &operands.kv_len)?;
-        call.write_float("output", operands.output)?;
-        if let Some(lse) = operands.lse {
-            call.write("lse", lse)?;
-        }
-        call.attribute("scale", spec.config().attention.scale);
-        self.run_judged(call, judged)
+        attention::paged_decode(self, spec, operands)
+    }
+
+    fn ragged_prefill(
+        &mut self,
+        spec: &ragged_prefill::Spec,
+        operands: ragged_prefill::Operands<'_>,
+    ) -> Result<(), Refusal> {
+        attention::ragged_prefill(self, spec, operands)
     }
 
     fn paged_prefill(
@@ -316,76 +311,10 @@ impl Operators for OxideTile {
         spec: &paged_prefill::Spec,
         operands: paged_prefill::Operands<'_>,
     ) -> Result<(), Refusal> {
-        operands.check(spec)?;
-        let ([tokens, num_q_heads, head_dim], [batch, _]) =
-            (operands.q.shape(), operands.block_table.shape());
-        if tokens * batch == 0 {
-            return Ok(());
-        }
-        let verdict = operands.check_indices(spec);
-        // Padding would bring starts into range that lie after the tokens.
-        let padding = match self.choice {
-            Choice::Padding(tokens) if verdict.is_ok() => tokens,
-            _ => 0,
-        };
-        let judged = Judged(Contract::PAGED_PREFILL, verdict);
-        let all = tokens + padding;
-        let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());
-        let (Some(q), Some(mut output)) = (operands.q.typed::<bf16>(), operands.output.typed::<bf16>())
-        else {
-            return Err(Refusal::NotAdmitted("only bf16 is".to_owned()));
-        };
-        let (Some(q), Some(output)) = (q.as_slice(), output.as_mut_slice()) else {
-            return Err(Refusal::NotAdmitted("q and output must be contiguous".to_owned()));
-        };
-        let row = num_q_heads * head_dim;
-        let mut padded = vec![bf16::ZERO; all * row];
-        let mut call = Call::new(with(with(Request::from(spec), &tables), &[("tokens", all)]));
-        call.read_list("q", &[q, &vec![bf16::NAN; padding * row]].concat());
-        call.read_float("k_pages", &operands.k_pages)?;
-        call.read_float("v_pages", &operands.v_pages)?;
-        call.read("block_table", &operands.block_table)?;
-        call.read("kv_len", &operands.kv_len)?;
-        call.read("query_start", &operands.query_start)?;
-        call.write_list("output", &mut padded);
-        if let Some(lse) = operands.lse {
-            call.write("lse", lse)?;
-        }
-        call.attribute("scale", spec.config().attention.scale);
-        let found = self.run_judged(call, judged);
-        let (own, others) = padded.split_at(tokens * row);
-        output.copy_from_slice(own);
-        match others.iter().position(|element| element.to_bits() != u16::MAX) {
-            Some(at) if found.is_ok() => {
-                Err(Refusal::Failed(format!("element {at} of tokens of no sequence was written")))
-            }
-            _ => found,
-        }
+        attention::paged_prefill(self, spec, operands)
     }
 
     fn sample(&mut self, spec: &sampling::Spec, rows: &[LogitsRow<'_>]) -> Result<Vec<Sampled>, Refusal> {
         tokens::sample(self, spec, rows)
     }
-}
-
-/// `[tokens, heads, head_dim]` parts joined along the heads, as the projection of a model leaves them.
-fn packed(parts: &[&FloatView<'_, 3>]) -> Vec<bf16> {
-    let [tokens, _, head_dim] = parts[0].shape();
-    let mut all = Vec::new();
-    for token in 0..tokens {
-        for part in parts {
-            let heads = part.shape()[1];
-            let at = |i: usize| part.at([token, i / head_dim, i % head_dim]);
-            all.extend((0..heads * head_dim).map(|i| bf16::from_f32(at(i))));
-        }
-    }
-    all
-}
-
-/// `[max_positions, rotary_dim / 2, 2]`: the contract's cosines and sines up to the last position in use.
-fn rotations(config: rope::Config, positions: &View<'_, i32, 1>) -> Result<Vec<f32>, Refusal> {
-    let last = (0..positions.shape()[0]).map(|i| positions.at([i])).max().unwrap_or(0).max(0);
-    let spec = rope::Spec::new(config).map_err(failed)?;
-    let rows = (0..=last as usize).flat_map(|position| spec.rotations(position));
-    Ok(rows.flatten().map(|value| value as f32).collect())
 }

@@ -127,10 +127,10 @@ fn every_task(artifact: &Artifact) -> Vec<Task> {
         _ => Contract::ALL.iter().copied().find(named),
     };
     let choices = match contract {
-        Some(Contract::PAGED_DECODE) if manifest.dimensions.contains_key("splits") => {
-            SPLITS.map(Choice::Splits).to_vec()
+        Some(_) if manifest.dimensions.contains_key("splits") => SPLITS.map(Choice::Splits).to_vec(),
+        Some(Contract::PAGED_PREFILL | Contract::RAGGED_PREFILL) => {
+            vec![Choice::Plain, Choice::Padding(PADDING)]
         }
-        Some(Contract::PAGED_PREFILL) => vec![Choice::Plain, Choice::Padding(PADDING)],
         Some(_) if manifest.dimensions.contains_key("blocks") => tiles(manifest),
         Some(_) => vec![Choice::Plain],
         None => vec![],

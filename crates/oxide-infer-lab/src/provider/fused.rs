@@ -1,6 +1,7 @@
 //! Products of the normalized residual stream (`norm=rms`), on the cases of what follows the norm.
 
-use super::{Judged, OxideTile, Refusal, failed, packed, rotations, sizes, with};
+use super::cache::{packed, rotations, sizes};
+use super::{Judged, OxideTile, Refusal, failed, with};
 use crate::call::Call;
 use half::bf16;
 use oxide_infer::conformance::Operators;

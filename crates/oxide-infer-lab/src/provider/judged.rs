@@ -15,7 +15,11 @@ pub(super) fn agrees(found: DeviceStatus, contract: Contract, error: DataError) 
     match (error, found) {
         (DataError::Token { row, .. }, IndexOutOfRange { index }) => row == index as usize,
         // An append counts tokens where attention counts sequences.
-        (DataError::Page { .. }, PageOutOfRange { .. }) if contract == Contract::ROPE_APPEND => true,
+        (DataError::Page { .. }, PageOutOfRange { .. })
+            if [Contract::ROPE_APPEND, Contract::PAGED_APPEND].contains(&contract) =>
+        {
+            true
+        }
         (DataError::Page { sequence, .. }, PageOutOfRange { sequence: found }) => sequence == found as usize,
         (
             DataError::KvLen { sequence, .. } | DataError::QueryLongerThanKv { sequence, .. },
@@ -33,7 +37,7 @@ pub(super) fn agrees(found: DeviceStatus, contract: Contract, error: DataError) 
 /// Whether a fault is but that tokens are left over after the last sequence, which prefill admits and leaves alone.
 pub(super) fn is_padding(contract: Contract, error: DataError) -> bool {
     let DataError::Start { start, low, high, .. } = error else { return false };
-    contract == Contract::PAGED_PREFILL
+    [Contract::PAGED_PREFILL, Contract::RAGGED_PREFILL].contains(&contract)
         && low == high
         && usize::try_from(start).is_ok_and(|start| start < high)
 }
@@ -55,6 +59,7 @@ mod tests {
         assert!(says(Contract::PAGED_DECODE, 3));
         assert!(!says(Contract::PAGED_DECODE, 2));
         assert!(says(Contract::ROPE_APPEND, 7), "an append reports the token");
+        assert!(says(Contract::PAGED_APPEND, 7), "an append reports the token");
         assert!(!agrees(DeviceStatus::LengthOutOfRange { sequence: 3 }, Contract::PAGED_DECODE, page));
         let start = DataError::Start { operand: "query_start", entry: 1, start: 6, low: 0, high: 5 };
         assert!(!is_padding(Contract::PAGED_PREFILL, start));
@@ -71,6 +76,7 @@ mod tests {
         assert!(!is_padding(Contract::PAGED_PREFILL, end(6)));
         assert!(!is_padding(Contract::PAGED_PREFILL, end(-1)));
         assert!(!is_padding(Contract::ROPE_APPEND, end(4)));
+        assert!(is_padding(Contract::RAGGED_PREFILL, end(4)));
         let first = DataError::Start { operand: "query_start", entry: 0, start: 1, low: 0, high: 0 };
         assert!(!is_padding(Contract::PAGED_PREFILL, first));
     }

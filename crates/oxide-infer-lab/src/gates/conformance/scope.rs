@@ -39,6 +39,7 @@ pub(crate) struct Shape(pub(crate) &'static [(&'static str, u64)]);
 impl Shape {
     /// The one case of an artifact.
     pub(super) fn of(manifest: &Manifest) -> Self {
+        let head_dim = manifest.dimensions.get("head_dim").map(|domain| domain.min);
         let greedy = manifest.properties.get("method").is_some_and(|method| method.to_string() == "greedy");
         Self(match (manifest.contract.as_str(), manifest.source.kernel.as_str()) {
             ("normalization.rms_norm", _) => {
@@ -58,7 +59,13 @@ impl Shape {
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
             ("kv_cache.rope_append", "decode_gemm.projected") => &[("tokens", 1), ("num_q_heads", 9)],
             ("kv_cache.rope_append", _) => &[("tokens", 135), ("num_q_heads", 9)],
+            ("kv_cache.paged_append", _) => &[("tokens", 135), ("num_kv_heads", 3)],
+            ("position.rope", _) if head_dim == Some(64) => &[("tokens", 5), ("num_heads", 9)],
+            ("position.rope", _) => &[("tokens", 3), ("num_heads", 4)],
+            ("activation.swiglu", _) => &[("rows", 5), ("size", 4104)],
             ("attention.paged_decode", _) => &[("batch", 10), ("num_q_heads", 7)],
+            ("attention.single_decode", _) => &[("kv_len", 1201), ("num_q_heads", 7)],
+            ("attention.ragged_prefill", _) => &[("batch", 4), ("tokens", 261), ("num_q_heads", 2)],
             ("attention.paged_prefill", _) => &[("batch", 4), ("tokens", 261), ("num_q_heads", 2)],
             ("sampling.sample", _) if greedy => &[("rows", 38), ("vocab_size", 4097)],
             ("sampling.sample" | "sampling.log_probabilities", _) => &[("rows", 21), ("vocab_size", 5003)],

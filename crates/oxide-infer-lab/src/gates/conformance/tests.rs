@@ -62,8 +62,8 @@ fn artifacts_are_left_out_by_their_names() {
         registry.artifacts().filter(|artifact| scope.admits(artifact)).count()
     };
     assert_eq!(admitted(&[]), registry.artifacts().count());
-    assert_eq!(admitted(&["paged_decode"]), 10);
-    assert_eq!(admitted(&["paged_decode", "paged_prefill.bf16.64"]), 11);
+    assert_eq!(admitted(&["paged_decode.bf16.128.whole.nhd.16"]), 4);
+    assert_eq!(admitted(&["paged_decode.bf16.128.whole.nhd.16", "paged_prefill.bf16.64.nhd.64"]), 5);
     assert_eq!(admitted(&["no such"]), 0);
 }
 
@@ -112,6 +112,14 @@ fn an_artifact_that_does_what_is_documented_passes() {
         "gather.bf16.f32.present.threads_128",
         "rope_append.bf16.64.absent.threads_128",
         "rope_append.bf16.128.present.threads_128",
+        "rope_append.bf16.128.absent.apart.nhd.16.threads_128",
+        "rope_append.bf16.64.absent.apart.hnd.64.threads_128",
+        "paged_append.bf16.64.nhd.16.threads_128",
+        "paged_append.bf16.128.hnd.16.threads_128",
+        "rope.bf16.64.threads_128",
+        "rope.bf16.128.threads_128",
+        "swiglu.bf16.threads_128",
+        "swiglu.f32.threads_128",
         "projected.bf16.64.present.s2",
         "projected.bf16.128.absent.s2",
         "streamed.bf16.f32.norm.s4",
@@ -135,6 +143,12 @@ fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
         ("gather.bf16.f32.present.threads_128", emulated::with_a_silent_fault, "the device should report"),
         ("record_history.threads_128", emulated::with_a_silent_fault, "the device should report"),
         ("projected.bf16.64.absent.s2", emulated::with_a_silent_fault, "the device found no fault"),
+        ("rope.bf16.64.threads_128", emulated::with_a_silent_fault, "the device found no fault"),
+        (
+            "paged_append.bf16.64.nhd.16.threads_128",
+            emulated::with_a_silent_fault,
+            "the device found no fault",
+        ),
         ("projected.bf16.128.present.s2", emulated::with_no_norm, "should be"),
         ("streamed.bf16.f32.norm.s4", emulated::with_no_norm, "should be"),
     ] {

@@ -156,16 +156,33 @@ fn spaced(i: usize, batches: [Vec<(i32, i32)>; 3]) -> Vec<(Vec<(i32, i32)>, Spac
     batches.into_iter().map(|lens| (lens, Spacing::Dense)).chain(again).collect()
 }
 
-/// What model kernels on a device are made for: `bf16`, pages of 64 tokens one head after another, no log-sum-exp; groups
-/// of 1, 2, 3, 6, 7, 8 and 16 query heads.
+/// What kernels on a device are made for: `bf16`, pages of 64 tokens one head after another as the engine has them, no
+/// log-sum-exp; groups of 1, 2, 3, 6, 7, 8 and 16 query heads.
 fn models() -> impl Iterator<Item = Asked> {
     let heads = [(2, 2), (4, 2), (9, 3), (12, 2), (7, 1), (16, 2), (16, 1)];
     [64, 128].into_iter().flat_map(move |head_dim| heads.map(|heads| model(heads, head_dim)))
 }
 
 fn model(heads: (usize, usize), head_dim: usize) -> Asked {
-    let mut asked = asked(DType::BF16, heads, head_dim, 64);
-    (asked.attention.lse, asked.paging.layout) = (Presence::Absent, PageLayout::Hnd);
+    model_in(heads, head_dim, (PageLayout::Hnd, 64))
+}
+
+/// What kernels on a device are made for beside [`models`]: pages as other engines have them.
+fn others() -> impl Iterator<Item = Asked> {
+    let heads = [(2, 2), (9, 3), (7, 1), (16, 2)];
+    let of = move |pages| {
+        [64, 128].into_iter().flat_map(move |dim| heads.map(|heads| model_in(heads, dim, pages)))
+    };
+    OTHER_PAGES.into_iter().flat_map(of)
+}
+
+/// Layouts and sizes of pages that engines have, but for that of [`model`].
+const OTHER_PAGES: [(PageLayout, usize); 3] =
+    [(PageLayout::Nhd, 16), (PageLayout::Hnd, 16), (PageLayout::Nhd, 64)];
+
+fn model_in(heads: (usize, usize), head_dim: usize, (layout, page_size): (PageLayout, usize)) -> Asked {
+    let mut asked = asked(DType::BF16, heads, head_dim, page_size);
+    (asked.attention.lse, asked.paging.layout) = (Presence::Absent, layout);
     asked
 }
 
@@ -173,6 +190,20 @@ fn model(heads: (usize, usize), head_dim: usize) -> Asked {
 fn many(batch: i32, rows: impl Fn(i32, i32) -> i32) -> Vec<(i32, i32)> {
     let kv_len = |i: i32| if i % 11 == 10 { 0 } else { (i * 37 + 63) % 131 + 1 };
     (0..batch).map(|i| (rows(i, kv_len(i)), kv_len(i))).collect()
+}
+
+/// Rows and keys over several tiles of a kernel, and ends on both sides of their borders.
+const TILES: [(i32, i32); 4] = [(129, 129), (63, 127), (64, 192), (5, 257)];
+
+/// What those batches are asked of.
+fn several_tiles() -> impl Iterator<Item = Asked> {
+    let pages = OTHER_PAGES.into_iter().chain([(PageLayout::Hnd, 64)]);
+    pages.flat_map(|pages| [64, 128].map(|head_dim| model_in((2, 1), head_dim, pages)))
+}
+
+/// Query rows of a sequence of a large batch, by its keys.
+fn few_rows(i: i32, kv_len: i32) -> i32 {
+    [1, 0, 3, 1][i as usize % 4].min(kv_len)
 }
 
 pub(super) fn run_paged_decode(suite: &mut Suite<'_>) {
@@ -186,10 +217,17 @@ pub(super) fn run_paged_decode(suite: &mut Suite<'_>) {
         paged_decode(suite, &made, &Case::new(made.clone(), &lens, Spacing::Dense), "");
         paged_decode(suite, &made, &Case::new(made.clone(), &[(1, 449)], Spacing::Dense), "");
     }
+    // Ends on both sides of the borders of pages of 16 and of the tiles of kernels; a row that eight blocks share unevenly.
+    let lens = [1, 15, 16, 17, 0, 63, 65, 112, 129, 333].map(|kv_len| (1, kv_len));
+    for made in others() {
+        paged_decode(suite, &made, &Case::new(made.clone(), &lens, Spacing::Dense), "");
+        paged_decode(suite, &made, &Case::new(made.clone(), &[(1, 1201)], Spacing::Dense), "");
+    }
     for (batch, head_dim) in [(2, 128), (17, 64), (64, 128), (256, 64)] {
-        let made = model((2, 1), head_dim);
-        let case = Case::new(made.clone(), &many(batch, |_, _| 1), Spacing::Dense);
-        paged_decode(suite, &made, &case, "");
+        for made in [model((2, 1), head_dim), model_in((2, 1), head_dim, OTHER_PAGES[0])] {
+            let case = Case::new(made.clone(), &many(batch, |_, _| 1), Spacing::Dense);
+            paged_decode(suite, &made, &case, "");
+        }
     }
     refusals(suite, [1, 1], &[&ANY, &PAGED, &LENGTHS], paged_decode);
 }
@@ -205,16 +243,16 @@ pub(super) fn run_paged_prefill(suite: &mut Suite<'_>) {
         paged_prefill(suite, &made, &Case::new(made.clone(), &lens, Spacing::Dense), "");
         paged_prefill(suite, &made, &Case::new(made.clone(), &[(1, 1)], Spacing::Dense), "");
     }
-    for head_dim in [64, 128] {
-        let made = model((2, 1), head_dim);
-        // Rows and keys over several tiles of a kernel, and ends on both sides of their borders.
-        let lens = [(129, 129), (63, 127), (64, 192), (5, 257)];
+    let lens = [(16, 16), (1, 17), (3, 127), (0, 64), (0, 0), (7, 7), (5, 200), (20, 33)];
+    for made in others() {
         paged_prefill(suite, &made, &Case::new(made.clone(), &lens, Spacing::Dense), "");
+    }
+    for made in several_tiles() {
+        paged_prefill(suite, &made, &Case::new(made.clone(), &TILES, Spacing::Dense), "");
     }
     for (batch, head_dim) in [(2, 128), (17, 64), (64, 128), (256, 64)] {
         let made = model((2, 1), head_dim);
-        let rows = |i, kv_len| [1, 0, 3, 1][i as usize % 4].min(kv_len);
-        paged_prefill(suite, &made, &Case::new(made.clone(), &many(batch, rows), Spacing::Dense), "");
+        paged_prefill(suite, &made, &Case::new(made.clone(), &many(batch, few_rows), Spacing::Dense), "");
     }
     refusals(suite, [3, 2], &[&ANY, &PAGED, &LENGTHS, &ROWS], paged_prefill);
 }
@@ -225,6 +263,19 @@ pub(super) fn run_ragged_prefill(suite: &mut Suite<'_>) {
         for (lens, spacing) in spaced(i, prefills(13)) {
             ragged_prefill(suite, &made, &Case::new(made.clone(), &lens, spacing), "");
         }
+    }
+    let lens = [(64, 64), (1, 65), (3, 129), (0, 64), (0, 0), (7, 7), (5, 200)];
+    for made in models() {
+        ragged_prefill(suite, &made, &Case::new(made.clone(), &lens, Spacing::Dense), "");
+        ragged_prefill(suite, &made, &Case::new(made.clone(), &[(1, 1)], Spacing::Dense), "");
+    }
+    for head_dim in [64, 128] {
+        let made = model((2, 1), head_dim);
+        ragged_prefill(suite, &made, &Case::new(made.clone(), &TILES, Spacing::Dense), "");
+    }
+    for (batch, head_dim) in [(2, 128), (64, 128), (256, 64)] {
+        let made = model((2, 1), head_dim);
+        ragged_prefill(suite, &made, &Case::new(made.clone(), &many(batch, few_rows), Spacing::Dense), "");
     }
     refusals(suite, [3, 2], &[&ANY, &ROWS, &RAGGED], ragged_prefill);
 }
@@ -241,6 +292,9 @@ pub(super) fn run_single_decode(suite: &mut Suite<'_>) {
             let case = Case::new(made.clone(), &[(1, kv_len)], spacing);
             single_decode(suite, &made, &case, "");
         }
+    }
+    for (made, kv_len) in models().flat_map(|made| [1, 64, 65, 1201].map(|kv_len| (made.clone(), kv_len))) {
+        single_decode(suite, &made, &Case::new(made.clone(), &[(1, kv_len)], Spacing::Dense), "");
     }
     refusals(suite, [1, 0], &[&ANY], single_decode);
 }
@@ -298,7 +352,11 @@ fn refusals(
     faults: &[&[Fault]],
     run: fn(&mut Suite<'_>, &Asked, &Case, &str),
 ) {
-    for good in [asked(DType::F32, (4, 2), 8, 4), model((4, 2), 64), model((4, 2), 128)] {
+    let models = [64, 128].into_iter().flat_map(|head_dim| {
+        let pages = [(PageLayout::Hnd, 64)].into_iter().chain(OTHER_PAGES);
+        pages.map(move |pages| model_in((4, 2), head_dim, pages))
+    });
+    for good in [asked(DType::F32, (4, 2), 8, 4)].into_iter().chain(models) {
         let page = good.paging.page_size as i32;
         let lens = [(rows[0], page + 1), (rows[1], page - 1)];
         for &(what, fault) in faults.iter().copied().flatten() {

@@ -75,13 +75,24 @@ fn cases() -> Vec<Case> {
     cases
 }
 
-/// What model kernels on a device are made for: `bf16`, pages of 64 tokens one head after another; heads of several models,
-/// and decode batches up to 256.
+/// Layouts and sizes of pages that kernels on a device are made for, that of the engine first.
+const PAGES: [(PageLayout, usize); 4] =
+    [(PageLayout::Hnd, 64), (PageLayout::Nhd, 16), (PageLayout::Hnd, 16), (PageLayout::Nhd, 64)];
+
+fn shape_in(
+    (layout, page_size): (PageLayout, usize),
+    [num_q_heads, num_kv_heads]: [usize; 2],
+    head_dim: usize,
+) -> Shape {
+    let paging = Paging { dtype: DType::BF16, layout, page_size };
+    Shape { dtype: DType::BF16, num_q_heads, num_kv_heads, head_dim, paging }
+}
+
+/// What model kernels on a device are made for: `bf16`, pages of 64 tokens one head after another as the engine has them,
+/// and as others have them; heads of several models, and decode batches up to 256.
 fn models() -> Vec<Case> {
-    let shape = |num_q_heads, num_kv_heads, head_dim| {
-        let paging = Paging { dtype: DType::BF16, layout: PageLayout::Hnd, page_size: 64 };
-        Shape { dtype: DType::BF16, num_q_heads, num_kv_heads, head_dim, paging }
-    };
+    let shape =
+        |num_q_heads, num_kv_heads, head_dim| shape_in(PAGES[0], [num_q_heads, num_kv_heads], head_dim);
     let mixed = [(1, 64), (1, 65), (66, 131), (0, 5), (2, 2), (64, 64), (1, 1)];
     let mut cases = Vec::new();
     for (head_dim, [q, kv]) in [64, 128]
@@ -89,6 +100,14 @@ fn models() -> Vec<Case> {
         .flat_map(|dim| [[2, 2], [4, 2], [9, 3], [12, 2], [7, 1], [16, 2]].map(|h| (dim, h)))
     {
         cases.push(Case::new(shape(q, kv, head_dim), &mixed, Spacing::Dense));
+    }
+    for (pages, head_dim) in PAGES[1..].iter().flat_map(|pages| [64, 128].map(|head_dim| (*pages, head_dim)))
+    {
+        for heads in [[9, 3], [16, 2]] {
+            cases.push(Case::new(shape_in(pages, heads, head_dim), &mixed, Spacing::Dense));
+        }
+        let decodes = [(1, 15), (1, 16), (1, 17), (1, 64), (0, 3), (1, 129)];
+        cases.push(Case::new(shape_in(pages, [7, 1], head_dim), &decodes, Spacing::Dense));
     }
     for head_dim in [64, 128] {
         for ([q, kv], kv_len) in [([9, 3], 131), ([12, 2], 64), ([7, 1], 65), ([2, 2], 1)] {
@@ -142,7 +161,9 @@ const FAULTS_OF_ONE: [Fault; 4] = [
 /// and as models have it.
 fn good() -> impl Iterator<Item = Case> {
     let small = (DType::F32, PageLayout::Nhd, 4, 8);
-    let models = [64, 128].map(|head_dim| (DType::BF16, PageLayout::Hnd, 64, head_dim));
+    let models = PAGES
+        .into_iter()
+        .flat_map(|(layout, page_size)| [64, 128].map(|head_dim| (DType::BF16, layout, page_size, head_dim)));
     [small].into_iter().chain(models).map(|(dtype, layout, page_size, head_dim)| {
         let paging = Paging { dtype, layout, page_size };
         let shape = Shape { dtype, num_q_heads: 4, num_kv_heads: 2, head_dim, paging };

@@ -88,14 +88,30 @@ fn refusals(suite: &mut Suite<'_>) {
     ];
     let spec = Spec::new(config(good, 8, 8)).expect("a valid spec");
     for (what, input, positions, output) in cases {
-        let input = Floats::random(&mut Numbers::new(4), input.0, Spacing::Dense.layout(input.1), 1.0);
-        let positions = list(positions);
-        suite.case(CONTRACT, named(what, ""), Tolerance::exact(), |operators: &mut dyn Operators| {
-            let mut output = Floats::poisoned(output.0, Spacing::Dense.layout(output.1));
-            let operands =
-                Operands { input: input.view(), positions: positions.view(), output: output.view_mut() };
-            let result = operators.rope(&spec, operands);
-            Run { result, written: vec![output.written("output")] }
-        });
+        refusal(suite, &spec, what, input, positions, output);
     }
+    for head_dim in [64, 128] {
+        let spec = Spec::new(config(DType::BF16, head_dim, head_dim)).expect("a valid spec");
+        let heads = (DType::BF16, [3, 5, head_dim]);
+        refusal(suite, &spec, "a negative position", heads, &[7, 0, -1], heads);
+    }
+}
+
+fn refusal(
+    suite: &mut Suite<'_>,
+    spec: &Spec,
+    what: &str,
+    input: (DType, [usize; 3]),
+    positions: &[i32],
+    output: (DType, [usize; 3]),
+) {
+    let input = Floats::random(&mut Numbers::new(4), input.0, Spacing::Dense.layout(input.1), 1.0);
+    let positions = list(positions);
+    suite.case(CONTRACT, named(what, ""), Tolerance::exact(), |operators: &mut dyn Operators| {
+        let mut output = Floats::poisoned(output.0, Spacing::Dense.layout(output.1));
+        let operands =
+            Operands { input: input.view(), positions: positions.view(), output: output.view_mut() };
+        let result = operators.rope(spec, operands);
+        Run { result, written: vec![output.written("output")] }
+    });
 }

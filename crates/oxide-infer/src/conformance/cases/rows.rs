@@ -11,7 +11,7 @@ use crate::quantization::BlockFormat;
 use crate::{Contract, DType, Spec as _, View, WeightFormat};
 
 pub(super) fn run_swiglu(suite: &mut Suite<'_>) {
-    let shapes = [[0, 64], [1, 1], [1, 1536], [3, 7], [17, 129], [64, 96]];
+    let shapes = [[0, 64], [1, 1], [1, 1536], [3, 7], [17, 129], [64, 96], [5, 4104]];
     for (dtype, shape) in DTYPES.into_iter().flat_map(|dtype| shapes.map(|shape| (dtype, shape))) {
         for spacing in Spacing::ALL {
             swiglu_case(suite, swiglu::Config { dtype, size: shape[1] }, [(dtype, shape); 3], spacing, "");

@@ -1,5 +1,6 @@
 //! What `docs/artifacts.md` says that the kernels of tokens and positions do, on the host, from their operands alone.
 
+mod cache;
 mod products;
 
 use half::bf16;
@@ -14,7 +15,6 @@ use std::collections::BTreeMap;
 type Memory = BTreeMap<String, Vec<u8>>;
 
 const NO_SLOT: u32 = u32::MAX;
-const PAGE_SIZE: usize = 64;
 
 pub(super) fn documented(
     artifact: &Artifact,
@@ -40,8 +40,11 @@ pub(super) fn documented(
             if has("qkv", "projected") {
                 products::project(memory);
             }
-            return rope_append(memory, dimensions, has("qk_norm", "present"));
+            return cache::append(memory, dimensions, manifest);
         }
+        "kv_cache.paged_append" => return cache::append(memory, dimensions, manifest),
+        "position.rope" => return cache::rope(memory, dimensions),
+        "activation.swiglu" => swiglu(memory, has("dtype", "bf16")),
         "sampling.sample" => sample(memory, dimensions),
         "sampling.log_probabilities" => top(memory, dimensions),
         other => panic!("{other} is not emulated"),
@@ -288,78 +291,20 @@ fn top(memory: &mut Memory, dimensions: &Dimensions) {
     put(memory, "top_logprobs", &top_logprobs);
 }
 
-/// In `f32`, as the kernel does it.
-fn rope_append(memory: &mut Memory, dimensions: &Dimensions, normalizes: bool) -> Option<DeviceStatus> {
-    let size = |name: &str| dimensions[name] as usize;
-    let (q_heads, kv_heads, dim) = (size("num_q_heads"), size("num_kv_heads"), size("head_dim"));
-    let (qkv, rotations) = (list::<bf16>(memory, "qkv"), list::<f32>(memory, "rotations"));
-    let (positions, starts) = (list::<i32>(memory, "positions"), list::<i32>(memory, "query_start"));
-    let table = list::<i32>(memory, "block_table");
-    let mut q_out = list::<bf16>(memory, "q_out");
-    let mut pools = [list::<bf16>(memory, "k_pages"), list::<bf16>(memory, "v_pages")];
-    let mut faults = bad_starts(&starts, size("tokens") as i32);
-    for token in 0..size("tokens") {
-        let sequence = starts[1..].iter().filter(|&&end| end <= token as i32).count();
-        let position = positions[token];
-        let turns = (0..size("max_positions") as i32).contains(&position);
-        let room = (size("max_pages") * PAGE_SIZE) as i32;
-        let fits = sequence < size("batch") && (0..room).contains(&position);
-        let page =
-            if fits { table[sequence * size("max_pages") + position as usize / PAGE_SIZE] } else { -1 };
-        let there = (0..size("num_pages") as i32).contains(&page);
-        if !fits {
-            faults.push((4, DeviceStatus::LengthOutOfRange { sequence: token as u32 }));
-        } else if !there {
-            faults.push((3, DeviceStatus::PageOutOfRange { sequence: token as u32 }));
-        }
-        for head in 0..q_heads + 2 * kv_heads {
-            let at = (token * (q_heads + 2 * kv_heads) + head) * dim;
-            let mut row: Vec<f32> = qkv[at..at + dim].iter().map(|x| x.to_f32()).collect();
-            let is_value = head >= q_heads + kv_heads;
-            if normalizes && !is_value {
-                let weight = list::<bf16>(memory, if head < q_heads { "q_weight" } else { "k_weight" });
-                let mean = row.iter().map(|x| x * x).sum::<f32>() / dim as f32;
-                let scale = 1.0 / (mean + 1e-6).sqrt();
-                row.iter_mut().zip(weight).for_each(|(x, w)| *x = round(*x * scale * w.to_f32()));
-            }
-            if !is_value {
-                let angle = if turns { position as usize } else { 0 };
-                for pair in 0..dim / 2 {
-                    let [cosine, sine] = [0, 1].map(|part| rotations[(angle * dim / 2 + pair) * 2 + part]);
-                    let (low, high) = (row[pair], row[dim / 2 + pair]);
-                    row[pair] = low * cosine - high * sine;
-                    row[dim / 2 + pair] = high * cosine + low * sine;
-                }
-            }
-            let row: Vec<bf16> = row.into_iter().map(bf16::from_f32).collect();
-            if head < q_heads {
-                q_out[(token * q_heads + head) * dim..][..dim].copy_from_slice(&row);
-            } else if turns && there {
-                let kv_head = (head - q_heads) % kv_heads;
-                let slot = (page as usize * kv_heads + kv_head) * PAGE_SIZE + position as usize % PAGE_SIZE;
-                pools[usize::from(is_value)][slot * dim..][..dim].copy_from_slice(&row);
-            }
-        }
-    }
-    put(memory, "q_out", &q_out);
-    put(memory, "k_pages", &pools[0]);
-    put(memory, "v_pages", &pools[1]);
-    faults.into_iter().rev().max_by_key(|(code, _)| *code).map(|(_, fault)| fault)
-}
-
-/// The first start if it is not 0, any that falls or is past the tokens, and the last if it is before them.
-fn bad_starts(starts: &[i32], tokens: i32) -> Vec<(i32, DeviceStatus)> {
-    let bad = |entry: &usize| match *entry {
-        0 => starts[0] != 0,
-        entry => {
-            let last = entry + 1 == starts.len();
-            starts[entry] < starts[entry - 1] || starts[entry] > tokens || last && starts[entry] < tokens
+fn swiglu(memory: &mut Memory, rounds: bool) {
+    let floats = |name: &str| -> Vec<f32> {
+        if rounds {
+            list::<bf16>(memory, name).into_iter().map(bf16::to_f32).collect()
+        } else {
+            list(memory, name)
         }
     };
-    let fault = |entry| (7, DeviceStatus::StartOutOfRange { entry: entry as u32 });
-    (0..starts.len()).filter(bad).map(fault).collect()
-}
-
-fn round(x: f32) -> f32 {
-    bf16::from_f32(x).to_f32()
+    let gated =
+        floats("gate").into_iter().zip(floats("up")).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up);
+    let gated: Vec<f32> = gated.collect();
+    if rounds {
+        put(memory, "output", &gated.into_iter().map(bf16::from_f32).collect::<Vec<_>>());
+    } else {
+        put(memory, "output", &gated);
+    }
 }

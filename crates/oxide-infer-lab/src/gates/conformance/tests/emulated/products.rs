@@ -1,6 +1,7 @@
 //! Products of one row.
 
-use super::{Memory, list, put, round};
+use super::cache::round;
+use super::{Memory, list, put};
 use half::bf16;
 use oxide_infer_cuda::artifact::{Dimensions, Manifest};
 
