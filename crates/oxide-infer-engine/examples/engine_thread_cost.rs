@@ -7,7 +7,7 @@
 //! a task of its own on other threads, as in the server. Steps with prompt tokens are left out.
 
 use oxide_infer::{TokenId, sampling};
-use oxide_infer_engine::batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, Sampled, StepOutput};
+use oxide_infer_engine::batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, Sampled, StepMix, StepOutput};
 use oxide_infer_engine::request::{Masking, StopConditions};
 use oxide_infer_engine::{Engine, EngineConfig, EngineRequest};
 use std::collections::VecDeque;
@@ -106,6 +106,7 @@ impl Executor for TimedExecutor {
             max_logprobs: 0,
             hidden_size: None,
             steps_in_flight: 2,
+            step_mix: StepMix::Mixed,
         }
     }
 

@@ -5,7 +5,7 @@
 //! percentiles of the time per step.
 
 use oxide_infer::{TokenId, sampling};
-use oxide_infer_engine::batch::{EngineBatch, ExecutorLimits, Sampled, StepOutput};
+use oxide_infer_engine::batch::{EngineBatch, ExecutorLimits, Sampled, StepMix, StepOutput};
 use oxide_infer_engine::request::{Masking, StopConditions};
 use oxide_infer_engine::scheduler::{Scheduled, Scheduler};
 use oxide_infer_engine::{EngineRequest, PrefixCache, RequestId};
@@ -51,6 +51,7 @@ impl Decoding {
             max_logprobs: u32::MAX,
             hidden_size: None,
             steps_in_flight: 2,
+            step_mix: StepMix::Mixed,
         };
         let mut scheduler = Scheduler::new(limits, PrefixCache::Enabled);
         for id in 0..sequences as u64 {

@@ -33,6 +33,33 @@ pub struct ExecutorLimits {
     pub hidden_size: Option<usize>,
     /// Steps that may be submitted before the oldest is collected: 1 computes one after the other, 2 overlaps.
     pub steps_in_flight: usize,
+    /// Which tokens may share a step.
+    pub step_mix: StepMix,
+}
+
+/// Which tokens may share a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StepMix {
+    /// Chunks of prompts and generated tokens, side by side.
+    #[default]
+    Mixed,
+    /// Chunks of prompts, or generated tokens: never both, and what was generated is never computed as a prompt's chunk, not
+    /// even after a preemption. For an executor that computes the two by different operators: keys and values of a token
+    /// then have the same bits whenever they are computed.
+    Apart,
+}
+
+/// What a step's tokens are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum StepKind {
+    /// Any ([`StepMix::Mixed`]).
+    #[default]
+    Mixed,
+    /// Tokens of prompts.
+    Prompt,
+    /// Generated tokens, one a row. Of a sequence that is computed again after a preemption there may be several rows, at
+    /// neighbouring positions, all but the last without a draw.
+    Generated,
 }
 
 /// Work for one step. Reused between steps: [`EngineBatch::clear`] keeps the allocations.
@@ -40,6 +67,8 @@ pub struct ExecutorLimits {
 /// Rows are in step order; a row's tokens are contiguous in `tokens`.
 #[derive(Clone, Debug, Default)]
 pub struct EngineBatch {
+    /// What its tokens are.
+    pub kind: StepKind,
     /// Slots that begin with this step, before anything else happens.
     pub slot_starts: Vec<SlotStart>,
     /// Pages to copy in every layer before the step writes (copy on write).
@@ -59,6 +88,7 @@ pub struct EngineBatch {
 impl EngineBatch {
     /// Empties the batch and keeps its allocations.
     pub fn clear(&mut self) {
+        self.kind = StepKind::default();
         self.slot_starts.clear();
         self.page_copies.clear();
         self.rows.clear();

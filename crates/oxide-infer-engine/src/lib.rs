@@ -50,7 +50,9 @@ mod source;
 pub mod testing;
 pub mod weights;
 
-pub use batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, LogitsTap, StepOutput};
+pub use batch::{
+    EngineBatch, Executor, ExecutorError, ExecutorLimits, LogitsTap, StepKind, StepMix, StepOutput,
+};
 pub use engine::{Engine, EngineConfig, StartError};
 pub use handle::{DrainOutcome, EngineHandle, EventStream, Health};
 pub use kv::PrefixCache;

@@ -8,16 +8,19 @@
 //! 2. further chunks of prompts that have begun;
 //! 3. the first chunk of requests that wait, as long as there are slots and pages for their whole prompt.
 //!
+//! An executor may want prompts and generated tokens in steps of their own instead (`apart.rs`).
+//!
 //! A prompt gets all its pages when it starts. So only a decode can find the pool empty, and then the newest sequence
 //! gives back its pages and waits, to be computed again from its tokens.
 
+mod apart;
 mod pool;
 mod request_map;
 mod sequence;
 mod settle;
 mod step;
 
-use crate::batch::{EngineBatch, ExecutorLimits, SlotId};
+use crate::batch::{EngineBatch, ExecutorLimits, SlotId, StepKind, StepMix};
 use crate::kv::{Pager, PrefixCache};
 use crate::metrics::MetricsSnapshot;
 use crate::request::{
@@ -49,6 +52,8 @@ pub struct Scheduler {
     spare_steps: Vec<Step>,
     /// Pages of a prefix, while it is looked up.
     prefix_pages: Vec<PageId>,
+    /// Of the step that was scheduled last.
+    last_kind: StepKind,
     notices: Vec<Notice>,
     stats: MetricsSnapshot,
 }
@@ -93,6 +98,7 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             spare_steps: Vec::new(),
             prefix_pages: Vec::new(),
+            last_kind: StepKind::default(),
             notices: Vec::new(),
             stats: MetricsSnapshot { kv_pages_total: limits.num_pages as u64, ..MetricsSnapshot::default() },
         }
@@ -135,10 +141,9 @@ impl Scheduler {
     pub fn schedule(&mut self, batch: &mut EngineBatch, now: Instant) -> Scheduled {
         batch.clear();
         let mut step = self.spare_steps.pop().unwrap_or_default();
-        let pressure = self.schedule_decodes(batch, &mut step);
-        self.schedule_prompts(batch, &mut step);
-        if pressure == Pressure::None {
-            self.admit(batch, &mut step, now);
+        match self.limits.step_mix {
+            StepMix::Mixed => self.mix(batch, &mut step, now),
+            StepMix::Apart => self.take_turns(batch, &mut step, now),
         }
         self.join_forks(&mut step);
         self.stats.kv_pages_used = self.pager.used() as u64;
@@ -175,6 +180,15 @@ impl Scheduler {
     pub fn abandon(&mut self) {
         self.stats.finished_failed += self.stats.running + self.stats.waiting;
         (self.stats.running, self.stats.waiting) = (0, 0);
+    }
+
+    /// Fills a step with whatever there is.
+    fn mix(&mut self, batch: &mut EngineBatch, step: &mut Step, now: Instant) {
+        let pressure = self.schedule_decodes(batch, step);
+        self.schedule_prompts(batch, step);
+        if pressure == Pressure::None {
+            self.admit(batch, step, now);
+        }
     }
 
     /// One token of every running sequence that needs only one more.
@@ -227,6 +241,7 @@ impl Scheduler {
 
     /// Gives a waiting sequence its slots and the pages of all its tokens, if there are enough.
     fn start(&mut self, key: SequenceKey, now: Instant) -> bool {
+        let sharable = self.sharable(key);
         let request = live(&mut self.requests, key);
         let slots = request.sampled_by(key.choice);
         // A token that is still in flight must be known before it can be computed again.
@@ -235,7 +250,7 @@ impl Scheduler {
         }
 
         let len = request.len(key.choice);
-        let reusable = request.reusable_tokens(key.choice) / self.limits.page_size;
+        let reusable = request.reusable_tokens(key.choice).min(sharable) / self.limits.page_size;
         self.prefix_pages.clear();
         let page_size = self.limits.page_size;
         let prefix = self.pager.find_prefix(

@@ -1,5 +1,5 @@
 use super::workspace::Slabs;
-use crate::batch::ExecutorLimits;
+use crate::batch::{ExecutorLimits, StepMix};
 use crate::model::ModelConfig;
 use std::fmt;
 use std::num::NonZeroUsize;
@@ -169,6 +169,8 @@ impl ExecutorPlan {
             max_logprobs: u32::MAX,
             hidden_size: Some(config.hidden_size),
             steps_in_flight: 1,
+            // Every product and every sum is the same in a chunk and alone.
+            step_mix: StepMix::Mixed,
         };
         let logit_rows = (LOGIT_BYTES / (4 * config.vocab_size)).clamp(1, MAX_LOGIT_ROWS);
         let plan = Self { limits, logit_rows };

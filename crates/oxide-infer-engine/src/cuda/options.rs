@@ -1,6 +1,6 @@
 use super::inputs::TOP_TOKENS;
 use super::memory::PAGE_SIZE;
-use crate::batch::ExecutorLimits;
+use crate::batch::{ExecutorLimits, StepMix};
 use crate::model::ModelConfig;
 use std::path::PathBuf;
 
@@ -162,6 +162,7 @@ impl CudaOptions {
             // No operator hands them out yet.
             hidden_size: None,
             steps_in_flight: STEPS_IN_FLIGHT,
+            step_mix: StepMix::Mixed,
         })
     }
 }

@@ -148,10 +148,11 @@ impl Scheduler {
     /// Indexes the pages that are full now, so that later sequences can start from them.
     fn publish_filled(&mut self, key: SequenceKey, kv_len: usize) {
         let page_size = self.limits.page_size;
+        let full = kv_len.min(self.sharable(key)) / page_size;
         let request = live(&mut self.requests, key);
         let (mut published, mut prefix) = request.sequence(key.choice).published;
         while let Some(before) = prefix
-            && published < kv_len / page_size
+            && published < full
         {
             let page = request.sequence(key.choice).pages[published];
             let from = published * page_size;

@@ -8,7 +8,7 @@ mod check;
 
 use crate::batch::{
     BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, SampleTarget, Sampled,
-    SlotStart, StepOutput,
+    SlotStart, StepKind, StepMix, StepOutput,
 };
 use crate::request::ChoiceIndex;
 use oxide_infer::TokenId;
@@ -30,6 +30,7 @@ pub const SMALL_LIMITS: ExecutorLimits = ExecutorLimits {
     max_logprobs: u32::MAX,
     hidden_size: Some(answer::HIDDEN_SIZE),
     steps_in_flight: 1,
+    step_mix: StepMix::Mixed,
 };
 
 /// What a script may look at to choose the next token.
@@ -72,6 +73,8 @@ struct Cell {
     position: usize,
     /// Of the tokens up to and with this one.
     digest: u64,
+    /// As what it was computed.
+    computed: StepKind,
 }
 
 /// What a slot knows.
@@ -160,9 +163,11 @@ impl ScriptedExecutor {
                     RowInput::Host => batch.tokens[row.tokens.start + position - first],
                     RowInput::LastSampled => check::last_sampled(slot, row.slot)?,
                 };
-                *cell = Some(Cell { token, position, digest: answer::extend(digest, token) });
+                let digest = answer::extend(digest, token);
+                *cell = Some(Cell { token, position, digest, computed: batch.kind });
             }
-            digest = check::cell(*cell, position, digest, slot, pages[position / self.limits.page_size])?;
+            let page = pages[position / self.limits.page_size];
+            digest = check::cell(*cell, position, digest, slot, page, self.limits.step_mix)?;
             if position >= first {
                 digests.push(digest);
             }

@@ -2,7 +2,7 @@
 
 use super::audit::audit_idle;
 use super::harness::Harness;
-use crate::batch::ExecutorLimits;
+use crate::batch::{ExecutorLimits, StepMix};
 use crate::kv::PrefixCache;
 use crate::request::{ChoiceIndex, EngineRequest, EosPolicy, Masking, Pooling, RequestId, StopConditions};
 use crate::testing::scripted::{SMALL_LIMITS, ScriptedExecutor};
@@ -28,8 +28,9 @@ enum Event {
 }
 
 fn limits() -> impl Strategy<Value = ExecutorLimits> {
-    (1usize..6, 3usize..24, 1usize..6, 0usize..12, 8usize..40, 1usize..4).prop_map(
-        |(page_size, num_pages, max_sequences, extra_tokens, max_model_len, steps_in_flight)| {
+    let step_mix = prop::sample::select(vec![StepMix::Mixed, StepMix::Apart]);
+    (1usize..6, 3usize..24, 1usize..6, 0usize..12, 8usize..40, 1usize..4, step_mix).prop_map(
+        |(page_size, num_pages, max_sequences, extra_tokens, max_model_len, steps_in_flight, step_mix)| {
             ExecutorLimits {
                 page_size,
                 num_pages,
@@ -40,6 +41,7 @@ fn limits() -> impl Strategy<Value = ExecutorLimits> {
                 max_logprobs: u32::MAX,
                 hidden_size: SMALL_LIMITS.hidden_size,
                 steps_in_flight,
+                step_mix,
             }
         },
     )
@@ -135,7 +137,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 400, max_shrink_iters: 4000, ..ProptestConfig::default() })]
 
     /// The executor fails the test if a page is lost, mixed up or written while shared; the audit after every event if a
-    /// page or slot is leaked, freed twice or miscounted; the end if a request has other tokens than alone.
+    /// page or slot is leaked, freed twice or miscounted; the end if a request has other tokens than alone. Where steps are
+    /// apart the executor also fails it if any token that is read was not computed as what it is, of a prompt or generated.
     #[test]
     fn nothing_is_lost_and_every_request_gets_its_own_tokens(
         limits in limits(),

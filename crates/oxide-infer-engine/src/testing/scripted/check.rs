@@ -1,7 +1,9 @@
 //! What a step must keep to, whatever the model.
 
 use super::{Cell, SlotContent, answer};
-use crate::batch::{BatchRow, EngineBatch, ExecutorError, ExecutorLimits, RowInput, SampleTarget, SlotId};
+use crate::batch::{
+    BatchRow, EngineBatch, ExecutorError, ExecutorLimits, RowInput, SampleTarget, SlotId, StepKind, StepMix,
+};
 use oxide_infer::{PageId, TokenId};
 use std::collections::{HashMap, HashSet};
 
@@ -21,10 +23,23 @@ pub(super) fn batch(batch: &EngineBatch, limits: &ExecutorLimits) -> Result<(), 
     })?;
     ensure(batch.positions.len() == batch.tokens.len(), || "tokens and positions differ in number".into())?;
     let (mut next_token, mut next_page, mut next_sample) = (0, 0, 0);
+    ensure(
+        match limits.step_mix {
+            StepMix::Mixed => batch.kind == StepKind::Mixed,
+            StepMix::Apart => batch.kind != StepKind::Mixed,
+        },
+        || format!("a step of kind {:?} where steps are {:?}", batch.kind, limits.step_mix),
+    )?;
     let mut slots = HashSet::new();
     for row in &batch.rows {
         self::row(row, batch, limits)?;
-        ensure(slots.insert(row.slot), || format!("slot {} has two rows", row.slot.0))?;
+        let first = slots.insert(row.slot);
+        match batch.kind {
+            StepKind::Generated => {
+                ensure(row.tokens.len() == 1, || format!("slot {} has a row of several tokens", row.slot.0))?;
+            }
+            _ => ensure(first, || format!("slot {} has two rows", row.slot.0))?,
+        }
         ensure(
             (row.tokens.start, row.pages.start, row.samples.start) == (next_token, next_page, next_sample),
             || format!("the row of slot {} does not begin where the row before it ends", row.slot.0),
@@ -81,16 +96,18 @@ fn copies(batch: &EngineBatch, limits: &ExecutorLimits) -> Result<(), ExecutorEr
     }
 }
 
-/// A page that a row writes is in no other row's block table.
+/// A page that a row writes is in no other sequence's block table.
 fn shared_pages(batch: &EngineBatch, limits: &ExecutorLimits) -> Result<(), ExecutorError> {
-    let mut owners: HashMap<PageId, usize> = HashMap::new();
-    for page in &batch.pages {
-        *owners.entry(*page).or_default() += 1;
+    let mut owners: HashMap<PageId, HashSet<SlotId>> = HashMap::new();
+    for row in &batch.rows {
+        for page in &batch.pages[row.pages.clone()] {
+            owners.entry(*page).or_default().insert(row.slot);
+        }
     }
     for row in &batch.rows {
         let first_written = (row.kv_len - row.tokens.len()) / limits.page_size;
         let written = &batch.pages[row.pages.clone()][first_written..];
-        if let Some(page) = written.iter().find(|page| owners[*page] > 1) {
+        if let Some(page) = written.iter().find(|page| owners[*page].len() > 1) {
             return Err(error(format!("slot {} writes page {page}, which another row has too", row.slot.0)));
         }
     }
@@ -120,10 +137,17 @@ pub(super) fn cell(
     before: u64,
     slot: &SlotContent,
     page: PageId,
+    step_mix: StepMix,
 ) -> Result<u64, ExecutorError> {
     let prompt = &slot.start.prompt;
+    let computed = match step_mix {
+        StepMix::Mixed => StepKind::Mixed,
+        StepMix::Apart if position < prompt.len() => StepKind::Prompt,
+        StepMix::Apart => StepKind::Generated,
+    };
     let token = prompt.get(position).or_else(|| slot.output.get(position - prompt.len())).copied();
-    let expected = token.map(|token| Cell { token, position, digest: answer::extend(before, token) });
+    let expected =
+        token.map(|token| Cell { token, position, digest: answer::extend(before, token), computed });
     match cell {
         Some(cell) if Some(cell) == expected => Ok(cell.digest),
         _ => Err(error(format!("page {page} holds {cell:?} where position {position} needs {expected:?}"))),
