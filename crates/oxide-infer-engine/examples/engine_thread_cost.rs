@@ -7,7 +7,9 @@
 //! a task of its own on other threads, as in the server. Steps with prompt tokens are left out.
 
 use oxide_infer::{TokenId, sampling};
-use oxide_infer_engine::batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, Sampled, StepMix, StepOutput};
+use oxide_infer_engine::batch::{
+    EngineBatch, Executor, ExecutorError, ExecutorLimits, Sampled, StepMix, StepOutput,
+};
 use oxide_infer_engine::request::{Masking, StopConditions};
 use oxide_infer_engine::{Engine, EngineConfig, EngineRequest};
 use std::collections::VecDeque;

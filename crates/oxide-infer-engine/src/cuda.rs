@@ -12,6 +12,7 @@
 mod bind;
 mod body;
 mod classes;
+mod deterministic;
 mod executor;
 mod fuse;
 mod head;
@@ -29,8 +30,9 @@ mod tap;
 mod tests;
 mod weights;
 
+pub use deterministic::NotDeterministicError;
 pub use executor::CudaExecutor;
 pub use load::{CudaLoadError, load_cuda, load_cuda_on};
-pub use options::{ArtifactSource, CudaOptions, CudaPlanError, DecodeLaunch};
-pub use plan::{Uncovered, UncoveredError, check_coverage};
+pub use options::{ArtifactSource, CudaOptions, CudaPlanError, DecodeLaunch, PlanGoal};
+pub use plan::{CoverageError, Uncovered, UncoveredError, check_coverage};
 pub use weights::weight_bytes;

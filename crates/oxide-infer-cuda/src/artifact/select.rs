@@ -20,6 +20,7 @@ pub struct Request {
     version: u32,
     properties: BTreeMap<String, Property>,
     dimensions: Dimensions,
+    algorithm: Option<String>,
 }
 
 impl Request {
@@ -30,6 +31,7 @@ impl Request {
             version,
             properties: BTreeMap::new(),
             dimensions: Dimensions::new(),
+            algorithm: None,
         }
     }
 
@@ -44,6 +46,13 @@ impl Request {
     #[must_use]
     pub fn dimension(mut self, name: &str, value: u64) -> Self {
         self.dimensions.insert(name.to_owned(), value);
+        self
+    }
+
+    /// Ask for one algorithm, whatever the selection rules would choose.
+    #[must_use]
+    pub fn algorithm(mut self, name: &str) -> Self {
+        self.algorithm = Some(name.to_owned());
         self
     }
 
@@ -87,7 +96,8 @@ impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} v{}", self.contract, self.version)?;
         self.properties.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))?;
-        self.dimensions.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))
+        self.dimensions.iter().try_for_each(|(name, value)| write!(f, " {name}={value}"))?;
+        self.algorithm.iter().try_for_each(|name| write!(f, " algorithm={name}"))
     }
 }
 
@@ -177,6 +187,16 @@ pub enum Miss {
         /// What is outside.
         source: OutOfDomain,
     },
+    /// The request asks for another algorithm.
+    #[error("{artifact} has algorithm {found}, asked for {asked}")]
+    Algorithm {
+        /// The artifact.
+        artifact: String,
+        /// Its algorithm.
+        found: String,
+        /// The request's.
+        asked: String,
+    },
     /// The request states a dimension that the artifact does not know.
     #[error("{artifact} has no dimension {dimension}")]
     UnknownDimension {
@@ -220,6 +240,28 @@ impl Registry {
             true if misses.is_empty() => Err(SelectError::NoContract { request: request.clone().into() }),
             true => Err(SelectError::NotCovered { request: request.clone().into(), misses: nearest(misses) }),
         }
+    }
+
+    /// Every artifact that admits a request, with the nanoseconds that the rule for it predicts, if it predicts any.
+    ///
+    /// # Errors
+    ///
+    /// As [`Registry::candidates`], or the rule's cost of one of them has no value.
+    pub fn predictions(&self, request: &Request) -> Result<Vec<(&Arc<Artifact>, Option<u64>)>, SelectError> {
+        let candidates = self.candidates(request)?;
+        let costs = match self.choice(request, &candidates) {
+            Ok(Choice::Costs(costs)) => costs.iter().collect::<BTreeMap<_, _>>(),
+            _ => BTreeMap::new(),
+        };
+        let predict = |artifact: &Arc<Artifact>| {
+            let algorithm = artifact.manifest().algorithm.as_str();
+            let cost = costs.get(algorithm).map(|cost| cost.eval(&request.dimensions)).transpose();
+            cost.map_err(|source| SelectError::Cost {
+                request: request.clone().into(),
+                source: CostError { algorithm: algorithm.to_owned(), source },
+            })
+        };
+        candidates.into_iter().map(|artifact| Ok((artifact, predict(artifact)?))).collect()
     }
 
     /// Every artifact of the request's contract, in the order of names, and why it does not admit the request if it does not.
@@ -298,6 +340,10 @@ impl Request {
         if let Some(dimension) = self.dimensions.keys().find(|name| !manifest.dimensions.contains_key(*name))
         {
             return Some(Miss::UnknownDimension { artifact: artifact(), dimension: dimension.clone() });
+        }
+        if let Some(asked) = self.algorithm.as_ref().filter(|asked| **asked != manifest.algorithm) {
+            let (found, asked) = (manifest.algorithm.clone(), asked.clone());
+            return Some(Miss::Algorithm { artifact: artifact(), found, asked });
         }
         manifest.out_of_domain(&self.dimensions).map(|source| Miss::Domain { artifact: artifact(), source })
     }

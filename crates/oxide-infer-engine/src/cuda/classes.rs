@@ -1,9 +1,11 @@
 //! The sizes that steps are planned for. A step runs in the smallest class that holds it, padded.
 
+use super::options::{CudaOptions, PlanGoal};
+
 /// Rows of decode steps, and rows whose logits are computed at once.
 const ROWS: [usize; 16] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 240, 256];
 /// Logits are computed for at most so many rows at once: more gain nothing and cost memory.
-const MAX_HEAD_ROWS: usize = 256;
+pub(super) const MAX_HEAD_ROWS: usize = 256;
 /// Tokens of all other steps.
 const TOKENS: [usize; 18] =
     [16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384];
@@ -53,6 +55,16 @@ pub(super) enum StepClass {
 }
 
 impl Classes {
+    /// The classes of an executor whose longest sequence has so many tokens.
+    pub(super) fn of(options: &CudaOptions, max_model_len: usize) -> Self {
+        let reach = match options.goal {
+            PlanGoal::Fastest => max_model_len,
+            // One row is computed alike whatever its length.
+            PlanGoal::Deterministic => max_model_len.min(SHORT),
+        };
+        Self::new(options.max_sequences, options.max_batch_tokens, reach)
+    }
+
     pub(super) fn new(max_sequences: usize, max_batch_tokens: usize, max_model_len: usize) -> Self {
         let up_to = |sizes: &[usize], most: usize| {
             let mut classes: Vec<_> = sizes.iter().copied().filter(|&size| size < most).collect();

@@ -10,7 +10,7 @@ use super::staging::Staging;
 use super::tap::KeptLogits;
 use crate::batch::{
     BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, Sampled, SlotId, SlotStart,
-    StepOutput,
+    StepKind, StepMix, StepOutput,
 };
 use crate::metrics::OperatorCounters;
 use oxide_infer::sampling;
@@ -169,6 +169,12 @@ impl CudaExecutor {
         if let Some(page) = copied.into_iter().find(|page| page.index() >= self.limits.num_pages) {
             return Err(failure(format!("page {page} is copied; the pool has {}", self.limits.num_pages)));
         }
+        if self.limits.step_mix == StepMix::Apart {
+            let decodes = self.decode_class(batch).is_some() || batch.rows.is_empty();
+            if batch.kind == StepKind::Mixed || (batch.kind == StepKind::Generated && !decodes) {
+                return Err(failure(format!("a step of {:?} tokens that is none", batch.kind)));
+            }
+        }
         let mut next = 0;
         for (index, row) in batch.rows.iter().enumerate() {
             let wrong = |what: &str| failure(format!("row {index} of the step {what}"));
@@ -261,8 +267,9 @@ impl CudaExecutor {
         if !batch.tokens.is_empty() {
             scope = self.body(batch, scope)?;
         }
-        // A decode step's logits are there, in the order of its rows.
-        let has_logits = self.decode_class(batch).is_some() && lists.chunks.len() == 1;
+        // A decode step's logits are there, in the order of its rows. Where some of them have no draw the others are picked.
+        let all_draw = lists.rows.len() == batch.rows.len();
+        let has_logits = self.decode_class(batch).is_some() && all_draw && lists.chunks.len() == 1;
         for chunk in &lists.chunks {
             let logits = if has_logits { Logits::Present } else { Logits::Absent };
             let (output, next) = self.chunk(chunk, &lists.rows, batch, logits, scope)?;
@@ -303,10 +310,17 @@ impl CudaExecutor {
         Ok(scope)
     }
 
-    /// The class of a step in which every row has one token and one draw and nothing else.
+    /// The class of a step of generated tokens. Where steps are mixed those are steps in which every row has one token and
+    /// one draw and nothing else.
     fn decode_class(&self, batch: &EngineBatch) -> Option<usize> {
-        let decodes =
-            |row: &BatchRow| row.tokens.len() == 1 && row.samples.len() == 1 && row.prompt_logprobs.is_none();
+        let draws = match batch.kind {
+            StepKind::Mixed => 1..=1,
+            StepKind::Generated => 0..=1,
+            StepKind::Prompt => return None,
+        };
+        let decodes = |row: &BatchRow| {
+            row.tokens.len() == 1 && draws.contains(&row.samples.len()) && row.prompt_logprobs.is_none()
+        };
         let longest = batch.rows.iter().map(|row| row.kv_len).max()?;
         let index = self.classes.decode_index(batch.rows.len(), longest)?;
         batch.rows.iter().all(decodes).then_some(index)

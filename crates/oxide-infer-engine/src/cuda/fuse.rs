@@ -10,6 +10,7 @@ mod tiles;
 
 use super::classes::{DecodeClass, StepClass};
 use super::lower::{Activation, CudaOperator, Norm};
+use super::options::PlanGoal;
 use super::plan::{Requests, dense_request, with};
 use crate::model::{Matrix, Vector};
 use oxide_infer::DType;
@@ -54,7 +55,9 @@ impl Fused {
 impl<'a> Requests<'a> {
     /// The operators of a class.
     pub(super) fn step(&self, class: StepClass) -> Step<'a> {
-        if !matches!(class, StepClass::Decode(DecodeClass { rows: 1, .. })) || self.normalizes_heads() {
+        let alone = matches!(class, StepClass::Decode(DecodeClass { rows: 1, .. }));
+        // Kernels of one row add up in an order of their own.
+        if !alone || self.normalizes_heads() || self.sizes.goal == PlanGoal::Deterministic {
             return Step { layers: Cow::Borrowed(&self.model.layers), logits: None };
         }
         Step {

@@ -1,11 +1,12 @@
 use super::bind::{Binder, BoundBody, PrepareError, rotations};
 use super::classes::{Classes, StepClass};
+use super::deterministic::NotDeterministicError;
 use super::executor::{Bodies, CudaExecutor, Ring, Rings};
 use super::inputs::{HeadInputLayout, HeadOutputLayout};
 use super::lower::CudaModel;
 use super::memory::{DeviceBuffers, MemorySizes, page_bytes};
 use super::options::{ArtifactSource, CudaOptions, CudaPlanError, STEPS_IN_FLIGHT};
-use super::plan::{PlanSizes, Plans, Requests, UncoveredError};
+use super::plan::{CoverageError, PlanSizes, Plans, Requests, UncoveredError};
 use super::slots::Slots;
 use super::staging::Staging;
 use super::weights::{UploadError, WeightLayout, upload};
@@ -54,6 +55,9 @@ pub enum CudaLoadError {
     /// Operators of the model have no artifact.
     #[error(transparent)]
     Uncovered(#[from] UncoveredError),
+    /// A deterministic plan is asked for, and operators have no order of sums.
+    #[error(transparent)]
+    NotDeterministic(#[from] NotDeterministicError),
     /// An operator of the model is not one that can be.
     #[error(transparent)]
     Operator(#[from] SpecError),
@@ -78,6 +82,15 @@ pub enum CudaLoadError {
     /// A part of memory is not there.
     #[error(transparent)]
     Region(#[from] RegionError),
+}
+
+impl From<CoverageError> for CudaLoadError {
+    fn from(error: CoverageError) -> Self {
+        match error {
+            CoverageError::Uncovered(error) => error.into(),
+            CoverageError::NotDeterministic(error) => error.into(),
+        }
+    }
 }
 
 /// Loads a model onto the GPU of that ordinal: checks that its artifacts cover the model, plans and allocates memory, brings
@@ -123,7 +136,7 @@ pub fn load_cuda_on(
     // Weights are uploaded before the first step and never written again.
     let mut loader = Loader::new(context, registry.clone()).early_launch(EarlyLaunch::WhereKernelsWait);
     let mut binder = Binder {
-        requests: Requests { config, model: &model, sizes: &sizes, registry: &registry },
+        requests: Requests::new(config, &model, &sizes, &registry)?,
         plans: Plans::new(&mut loader),
         buffers: &buffers,
         weights: &layout,
@@ -172,19 +185,20 @@ fn fit(
     // Sizes at their largest: what is left for pages depends on them, and they on the longest sequence.
     let max_model_len = options.wanted_len(config);
     let mut sizes = PlanSizes {
-        classes: Classes::new(options.max_sequences, options.max_batch_tokens, max_model_len),
+        goal: options.goal,
+        classes: Classes::of(options, max_model_len),
         max_sequences: options.max_sequences,
         max_model_len,
         pool_pages: 2,
         multiprocessors: context.device().multiprocessors as usize,
     };
-    let workspace = Requests { config, model, sizes: &sizes, registry }.cover()?;
+    let workspace = Requests::new(config, model, &sizes, registry)?.cover()?;
     let fixed = MemorySizes::new(config, &sizes, workspace).bytes() + weights.bytes() as u64;
     let left = context.memory_info()?.free.saturating_sub(fixed);
     let limits = options.limits(config, page_bytes(config), left)?;
     sizes.max_model_len = limits.max_model_len;
     sizes.pool_pages = limits.num_pages + 1;
-    let workspace = Requests { config, model, sizes: &sizes, registry }.cover()?;
+    let workspace = Requests::new(config, model, &sizes, registry)?.cover()?;
     let memory = MemorySizes::new(config, &sizes, workspace);
     Ok(Fit { limits, sizes, memory })
 }

@@ -1,3 +1,4 @@
+use super::classes::MAX_HEAD_ROWS;
 use super::inputs::TOP_TOKENS;
 use super::memory::PAGE_SIZE;
 use crate::batch::{ExecutorLimits, StepMix};
@@ -21,6 +22,20 @@ pub struct CudaOptions {
     pub decode_launch: DecodeLaunch,
     /// Where the kernels come from.
     pub artifacts: ArtifactSource,
+    /// What the plan is made for.
+    pub goal: PlanGoal,
+}
+
+/// What artifacts are chosen for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlanGoal {
+    /// The quickest of each class. A token's last bits depend on the class that it is computed in, and so on its company.
+    #[default]
+    Fastest,
+    /// One order of sums in every class, and steps of prompts and generated tokens apart: a request has the same tokens
+    /// and log-probabilities, bit for bit, alone, in any batch, in chunks, preempted, and with a warm prefix cache, under
+    /// one set of options.
+    Deterministic,
 }
 
 /// Where kernel artifacts come from. Both are verified whole before one is loaded.
@@ -58,6 +73,7 @@ impl Default for CudaOptions {
             kv_memory: None,
             decode_launch: DecodeLaunch::Graph,
             artifacts: ArtifactSource::Embedded,
+            goal: PlanGoal::Fastest,
         }
     }
 }
@@ -111,8 +127,13 @@ const MAX_SEQUENCES: usize = 1 << 12;
 impl CudaOptions {
     /// Checks what does not depend on memory.
     pub(super) fn check(&self, config: &ModelConfig) -> Result<(), CudaPlanError> {
+        let most_sequences = match self.goal {
+            PlanGoal::Fastest => MAX_SEQUENCES,
+            // Of more there is no class of generated tokens.
+            PlanGoal::Deterministic => MAX_HEAD_ROWS,
+        };
         let ranges = [
-            ("max_sequences", self.max_sequences, 1, MAX_SEQUENCES),
+            ("max_sequences", self.max_sequences, 1, most_sequences),
             ("max_batch_tokens", self.max_batch_tokens, self.max_sequences, MAX_BATCH_TOKENS),
             ("max_model_len", self.max_model_len.unwrap_or(1), 1, usize::MAX),
         ];
@@ -162,7 +183,10 @@ impl CudaOptions {
             // No operator hands them out yet.
             hidden_size: None,
             steps_in_flight: STEPS_IN_FLIGHT,
-            step_mix: StepMix::Mixed,
+            step_mix: match self.goal {
+                PlanGoal::Fastest => StepMix::Mixed,
+                PlanGoal::Deterministic => StepMix::Apart,
+            },
         })
     }
 }

@@ -1,12 +1,13 @@
 //! Which artifact computes each operator, in each class.
 
 use super::classes::{Classes, DecodeClass, Reach, SHORT, StepClass};
+use super::deterministic::{Algorithms, NotDeterministicError, Phase};
 use super::head::MAX_ADJUSTMENTS;
 use super::history;
 use super::inputs::TOP_TOKENS;
 use super::lower::{Activation, CudaModel, CudaOperator, HeadNorms, Residual};
 use super::memory::PAGE_SIZE;
-use super::options::CudaOptions;
+use super::options::{CudaOptions, PlanGoal};
 use crate::model::{DenseDecoder, Matrix, ModelConfig};
 use oxide_infer::DType;
 use oxide_infer_cuda::artifact::{Registry, Request, SelectError};
@@ -33,7 +34,18 @@ pub struct UncoveredError {
     pub operators: Vec<Uncovered>,
 }
 
-fn list(operators: &[Uncovered]) -> String {
+/// Why no plan can be made of the artifacts that there are.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CoverageError {
+    /// Operators have no artifact.
+    #[error(transparent)]
+    Uncovered(#[from] UncoveredError),
+    /// All have, but not in one order.
+    #[error(transparent)]
+    NotDeterministic(#[from] NotDeterministicError),
+}
+
+pub(super) fn list(operators: &[Uncovered]) -> String {
     operators.iter().map(|operator| format!("\n  {operator}")).collect()
 }
 
@@ -49,27 +61,29 @@ const HOPPER_MULTIPROCESSORS: usize = 132;
 /// Checks that artifacts cover a model, as far as that can be told with no device.
 ///
 /// # Errors
-/// [`UncoveredError`] with every operator that is missing.
+/// [`CoverageError`] with every operator that is missing.
 pub fn check_coverage(
     config: &ModelConfig,
     registry: &Registry,
     options: &CudaOptions,
-) -> Result<(), UncoveredError> {
+) -> Result<(), CoverageError> {
     let max_model_len = options.wanted_len(config);
     let sizes = PlanSizes {
-        classes: Classes::new(options.max_sequences, options.max_batch_tokens, max_model_len),
+        goal: options.goal,
+        classes: Classes::of(options, max_model_len),
         max_sequences: options.max_sequences,
         max_model_len,
         pool_pages: 2,
         multiprocessors: HOPPER_MULTIPROCESSORS,
     };
     let model = CudaModel::new(&DenseDecoder::new(config));
-    Requests { config, model: &model, sizes: &sizes, registry }.cover().map(drop)
+    Ok(Requests::new(config, &model, &sizes, registry)?.cover().map(drop)?)
 }
 
 /// What requests depend on beside the model.
 #[derive(Clone, Debug)]
 pub(super) struct PlanSizes {
+    pub(super) goal: PlanGoal,
     pub(super) classes: Classes,
     pub(super) max_sequences: usize,
     pub(super) max_model_len: usize,
@@ -117,6 +131,8 @@ pub(super) struct Requests<'a> {
     pub(super) model: &'a CudaModel,
     pub(super) sizes: &'a PlanSizes,
     pub(super) registry: &'a Registry,
+    /// What is asked for by name.
+    algorithms: Rc<Algorithms>,
 }
 
 fn request(contract: &str) -> Request {
@@ -126,6 +142,29 @@ fn request(contract: &str) -> Request {
 pub(super) fn with(request: Request, properties: &[(&str, &str)], dimensions: &[(&str, usize)]) -> Request {
     let request = properties.iter().fold(request, |r, (name, value)| r.property(name, *value));
     dimensions.iter().fold(request, |r, (name, value)| r.dimension(name, *value as u64))
+}
+
+impl<'a> Requests<'a> {
+    /// The requests of a model; of a deterministic plan those for algorithms of one order.
+    ///
+    /// # Errors
+    /// A deterministic plan is asked for and cannot be made.
+    pub(super) fn new(
+        config: &'a ModelConfig,
+        model: &'a CudaModel,
+        sizes: &'a PlanSizes,
+        registry: &'a Registry,
+    ) -> Result<Self, CoverageError> {
+        let plain = Self { config, model, sizes, registry, algorithms: Rc::default() };
+        if sizes.goal == PlanGoal::Fastest {
+            return Ok(plain);
+        }
+        plain.cover()?;
+        let asked =
+            plain.all().into_iter().filter_map(|(phase, name, asked)| Some((phase, name, asked.ok()?)));
+        let algorithms = Rc::new(Algorithms::choose(&plain, asked)?);
+        Ok(Self { algorithms, ..plain })
+    }
 }
 
 impl Requests<'_> {
@@ -139,13 +178,14 @@ impl Requests<'_> {
             ("hidden_size", self.config.hidden_size),
             ("max_sequences", self.sizes.max_sequences),
         ];
-        with(request("embedding.gather"), &properties, &dimensions)
+        let request = with(request("embedding.gather"), &properties, &dimensions);
+        self.algorithms.settle(Phase::of(class), request)
     }
 
     /// An operator of a layer; `None` for one that no contract describes.
     pub(super) fn layer(&self, operator: &CudaOperator, class: StepClass) -> Option<Request> {
         let tokens = class.tokens();
-        Some(match operator {
+        let request = match operator {
             CudaOperator::RmsNorm(norm) => norm_request(tokens, norm.weight.len),
             CudaOperator::Dense { weights, bias, residual, output, .. } => {
                 let bias = bias.as_ref().map_or("absent", |_| "bf16");
@@ -163,7 +203,8 @@ impl Requests<'_> {
             CudaOperator::Attention { window } => self.windowed(self.attention(class), *window),
             CudaOperator::Fused(fused) => self.fused(fused),
             CudaOperator::Other(_) => return None,
-        })
+        };
+        Some(self.algorithms.settle(Phase::of(class), request))
     }
 
     fn rope_append(&self, class: StepClass, head_norms: Option<&HeadNorms>) -> Request {
@@ -227,7 +268,8 @@ impl Requests<'_> {
         /// Blocks that share a sequence in one launch.
         const IN_ONE_LAUNCH: usize = 8;
         let splits = (self.sizes.multiprocessors / self.config.num_kv_heads.max(1)).min(MAX_SPLITS);
-        let long = class.reach == Reach::Any && self.sizes.max_model_len > SHORT;
+        let fastest = self.sizes.goal == PlanGoal::Fastest;
+        let long = fastest && class.reach == Reach::Any && self.sizes.max_model_len > SHORT;
         (class.rows == 1 && long && splits > IN_ONE_LAUNCH).then_some(splits)
     }
 
@@ -246,7 +288,7 @@ impl Requests<'_> {
     /// An operator over the rows whose logits are needed.
     pub(super) fn head(&self, operator: HeadOperator, rows: usize) -> Request {
         let (vocab_size, max_sequences) = (self.config.vocab_size, self.sizes.max_sequences);
-        match operator {
+        let request = match operator {
             HeadOperator::Pick => {
                 let dimensions = [
                     ("tokens", rows),
@@ -281,7 +323,8 @@ impl Requests<'_> {
                 let request = request("sampling.log_probabilities").property("top", TOP_TOKENS as u64);
                 with(request, &[("logits", "f32")], &[("rows", rows), ("vocab_size", vocab_size)])
             }
-        }
+        };
+        self.algorithms.settle(Phase::Head, request)
     }
 
     /// Notes what a sequence has used already.
@@ -295,10 +338,11 @@ impl Requests<'_> {
     }
 
     /// Every request of the model with the name of its operator; layers that ask for the same are asked once.
-    fn all(&self) -> Vec<(String, Result<Request, String>)> {
+    fn all(&self) -> Vec<(Phase, String, Result<Request, String>)> {
         let mut all = Vec::new();
         for class in self.sizes.classes.steps() {
-            all.push(("embedding".to_owned(), Ok(self.embed(class))));
+            let phase = Phase::of(class);
+            all.push((phase, "embedding".to_owned(), Ok(self.embed(class))));
             let mut seen = Vec::new();
             let step = self.step(class);
             for operator in step.layers.iter().flatten() {
@@ -308,18 +352,20 @@ impl Requests<'_> {
                 });
                 if !seen.contains(&asked) {
                     seen.push(asked.clone());
-                    all.push((operator.name().to_owned(), asked));
+                    all.push((phase, operator.name().to_owned(), asked));
                 }
             }
             if let Some(logits) = step.logits {
-                all.push((HeadOperator::Logits.name().to_owned(), Ok(logits)));
+                all.push((Phase::Head, HeadOperator::Logits.name().to_owned(), Ok(logits)));
             }
         }
         for &rows in &self.sizes.classes.head {
-            let of = |operator: HeadOperator| (operator.name().to_owned(), Ok(self.head(operator, rows)));
+            let of = |operator: HeadOperator| {
+                (Phase::Head, operator.name().to_owned(), Ok(self.head(operator, rows)))
+            };
             all.extend(HeadOperator::ALL.map(of));
         }
-        all.push(("token histories".to_owned(), Ok(self.record_history())));
+        all.push((Phase::Head, "token histories".to_owned(), Ok(self.record_history())));
         all
     }
 
@@ -327,7 +373,7 @@ impl Requests<'_> {
     pub(super) fn cover(&self) -> Result<usize, UncoveredError> {
         let mut missing: BTreeMap<String, Uncovered> = BTreeMap::new();
         let mut workspace = 0;
-        for (operator, asked) in self.all() {
+        for (_, operator, asked) in self.all() {
             let needed = asked.and_then(|request| workspace_bytes(self.registry, &request));
             match needed {
                 Ok(bytes) => workspace = workspace.max(bytes),
@@ -448,6 +494,7 @@ mod tests {
             published(Architecture::Qwen2, [1536, 8960, 4 * num_kv_heads, num_kv_heads, 128, 151_936]);
         let model = CudaModel::new(&DenseDecoder::new(&config));
         let sizes = PlanSizes {
+            goal: PlanGoal::Fastest,
             classes: Classes::new(64, 64, max_model_len),
             max_sequences: 64,
             max_model_len,
@@ -455,7 +502,7 @@ mod tests {
             multiprocessors: 132,
         };
         let registry = Registry::embedded(Target::hopper()).unwrap();
-        let requests = Requests { config: &config, model: &model, sizes: &sizes, registry: &registry };
+        let requests = Requests::new(&config, &model, &sizes, &registry).unwrap();
         let request =
             requests.windowed(requests.attention(StepClass::Decode(DecodeClass { rows, reach })), None);
         let splits = request.dimensions().get("splits").copied();

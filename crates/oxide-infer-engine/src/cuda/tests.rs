@@ -2,9 +2,12 @@
 //! work is enqueued, over which memory, and that nothing of it is lost or freed early.
 
 use super::{
-    ArtifactSource, CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, check_coverage, load_cuda_on,
+    ArtifactSource, CoverageError, CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, PlanGoal,
+    check_coverage, load_cuda_on,
 };
-use crate::batch::{BatchRow, EngineBatch, Executor, HiddenStates, PromptLogprobs, RowInput, SlotId};
+use crate::batch::{
+    BatchRow, EngineBatch, Executor, HiddenStates, PromptLogprobs, RowInput, SlotId, StepKind,
+};
 use crate::model::Architecture;
 use crate::request::{Masking, RequestError, StopConditions, SubmitError};
 use crate::testing::TinyModel;
@@ -26,6 +29,7 @@ const OPTIONS: CudaOptions = CudaOptions {
     kv_memory: Some(1 << 20),
     decode_launch: DecodeLaunch::Graph,
     artifacts: ArtifactSource::Embedded,
+    goal: PlanGoal::Fastest,
 };
 
 fn fields() -> Value {
@@ -204,7 +208,9 @@ fn a_model_with_operators_that_no_artifact_has_names_them_all() {
         Architecture::Llama,
         json!({"head_dim": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "mlp_bias": true}),
     );
-    let error = check_coverage(source.config(), &registry, &OPTIONS).unwrap_err();
+    let Err(CoverageError::Uncovered(error)) = check_coverage(source.config(), &registry, &OPTIONS) else {
+        panic!("it is not covered");
+    };
     let names: Vec<_> = error.operators.iter().map(|operator| operator.operator.as_str()).collect();
     assert_eq!(
         names,
@@ -235,6 +241,19 @@ fn options_that_do_not_fit_say_what_would() {
     assert_eq!(device.driver.live_allocations(), 0);
 }
 
+/// Models by name, architecture, and shape as [`published`] takes it.
+pub(super) const PUBLISHED: [(&str, Architecture, [usize; 6]); 9] = [
+    ("Qwen2.5-0.5B", Architecture::Qwen2, [896, 4864, 14, 2, 64, 151_936]),
+    ("Qwen2.5-1.5B", Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]),
+    ("Qwen2.5-7B", Architecture::Qwen2, [3584, 18_944, 28, 4, 128, 152_064]),
+    ("Qwen3-0.6B", Architecture::Qwen3, [1024, 3072, 16, 8, 128, 151_936]),
+    ("Qwen3-4B", Architecture::Qwen3, [2560, 9728, 32, 8, 128, 151_936]),
+    ("Llama-3.2-1B", Architecture::Llama, [2048, 8192, 32, 8, 64, 128_256]),
+    ("Llama-3.1-8B", Architecture::Llama, [4096, 14_336, 32, 8, 128, 128_256]),
+    ("Mistral-7B", Architecture::Mistral, [4096, 14_336, 32, 8, 128, 32_768]),
+    ("SmolLM2-135M", Architecture::Llama, [576, 1536, 9, 3, 64, 49_152]),
+];
+
 /// A model of two layers: hidden size, feed-forward, query heads, KV heads, head_dim, vocabulary.
 pub(super) fn published(architecture: Architecture, shape: [usize; 6]) -> crate::model::ModelConfig {
     let [hidden, inner, heads, kv_heads, head_dim, vocab] = shape;
@@ -250,18 +269,7 @@ pub(super) fn published(architecture: Architecture, shape: [usize; 6]) -> crate:
 #[test]
 fn every_dense_decoder_family_is_covered_at_its_published_shapes() {
     let registry = Registry::embedded(Target::hopper()).unwrap();
-    let shapes = [
-        ("Qwen2.5-0.5B", Architecture::Qwen2, [896, 4864, 14, 2, 64, 151_936]),
-        ("Qwen2.5-1.5B", Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]),
-        ("Qwen2.5-7B", Architecture::Qwen2, [3584, 18_944, 28, 4, 128, 152_064]),
-        ("Qwen3-0.6B", Architecture::Qwen3, [1024, 3072, 16, 8, 128, 151_936]),
-        ("Qwen3-4B", Architecture::Qwen3, [2560, 9728, 32, 8, 128, 151_936]),
-        ("Llama-3.2-1B", Architecture::Llama, [2048, 8192, 32, 8, 64, 128_256]),
-        ("Llama-3.1-8B", Architecture::Llama, [4096, 14_336, 32, 8, 128, 128_256]),
-        ("Mistral-7B", Architecture::Mistral, [4096, 14_336, 32, 8, 128, 32_768]),
-        ("SmolLM2-135M", Architecture::Llama, [576, 1536, 9, 3, 64, 49_152]),
-    ];
-    for (name, architecture, shape) in shapes {
+    for (name, architecture, shape) in PUBLISHED {
         let config = published(architecture, shape);
         let covered = check_coverage(&config, &registry, &CudaOptions::default());
         assert!(covered.is_ok(), "{name}: {}", covered.unwrap_err());
@@ -322,4 +330,67 @@ fn one_sequence_is_attended_to_in_one_launch_until_it_is_long() {
         decodes.filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum::<u64>()
     };
     assert_eq!((launched("cluster_8"), launched("split")), (6 * layers, 3 * layers));
+}
+
+#[test]
+fn a_deterministic_plan_has_no_operators_of_its_own_for_one_row_and_keeps_kinds_of_tokens_apart() {
+    let device = device();
+    let options = CudaOptions { goal: PlanGoal::Deterministic, kv_memory: Some(1 << 18), ..OPTIONS };
+    let executor = load(&device, &options).unwrap();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let layers = executor.num_pools / 2;
+    assert!(lens.iter().all(|&len| len == 1 + 8 * layers + 2), "{lens:?}");
+    let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
+    // Pages for two: some are preempted, and what they had generated is computed again without a draw.
+    let streams: Vec<_> = (0..6).map(|_| engine.submit(request(70, 120, greedy())).unwrap()).collect();
+    for mut stream in streams {
+        let mut tokens = 0;
+        while let Some(event) = stream.blocking_next() {
+            assert!(!matches!(event, EngineEvent::Failed(_)), "{event:?}");
+            tokens += usize::from(matches!(event, EngineEvent::Token { .. }));
+        }
+        assert_eq!(tokens, 120);
+    }
+    assert!(engine.metrics().snapshot().preemptions > 0);
+    assert_eq!(device.driver.violations(), Vec::<String>::new());
+    let counters = engine.operators();
+    let attention: Vec<_> =
+        counters.snapshot().filter(|(name, count)| name.contains("decode") && *count > 0).collect();
+    assert_eq!(attention.len(), 1, "{attention:?}");
+}
+
+#[test]
+fn a_deterministic_executor_refuses_steps_that_are_neither_prompts_nor_generated_tokens() {
+    let mut executor = load(&device(), &CudaOptions { goal: PlanGoal::Deterministic, ..OPTIONS }).unwrap();
+    let row = |tokens: std::ops::Range<usize>| BatchRow {
+        slot: SlotId(0),
+        kv_len: tokens.len(),
+        tokens,
+        pages: 0..1,
+        input: RowInput::Host,
+        samples: 0..0,
+        prompt_logprobs: None,
+        hidden_states: HiddenStates::None,
+    };
+    let batch = |kind, tokens: usize| EngineBatch {
+        kind,
+        rows: vec![row(0..tokens)],
+        tokens: vec![TokenId(3); tokens],
+        positions: (0..tokens as u32).collect(),
+        pages: vec![PageId(0)],
+        ..EngineBatch::default()
+    };
+    let refused = |error: crate::ExecutorError| assert!(error.message.contains("that is none"), "{error}");
+    refused(executor.submit(&batch(StepKind::Mixed, 1)).unwrap_err());
+    refused(executor.submit(&batch(StepKind::Generated, 2)).unwrap_err());
+    executor.submit(&batch(StepKind::Generated, 1)).unwrap();
+    executor.submit(&batch(StepKind::Prompt, 2)).unwrap();
+}
+
+#[test]
+fn more_sequences_than_a_class_of_decodes_has_rows_are_refused_where_the_plan_is_deterministic() {
+    let options =
+        CudaOptions { max_sequences: 257, max_batch_tokens: 300, goal: PlanGoal::Deterministic, ..OPTIONS };
+    let error = load(&device(), &options).unwrap_err().to_string();
+    assert_eq!(error, "max_sequences is 257; it must be from 1 to 256");
 }

@@ -37,13 +37,7 @@ impl Scheduler {
     }
 
     /// Tokens of prompts, as far as the budget goes; a sequence starts only if none had to give way.
-    fn place_prompts(
-        &mut self,
-        pressure: Pressure,
-        batch: &mut EngineBatch,
-        step: &mut Step,
-        now: Instant,
-    ) {
+    fn place_prompts(&mut self, pressure: Pressure, batch: &mut EngineBatch, step: &mut Step, now: Instant) {
         batch.kind = StepKind::Prompt;
         for next in 0..self.running.len() {
             self.place_prompt(self.running[next], batch, step);

@@ -5,7 +5,7 @@ use anyhow::{Context as _, Result, ensure};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
 use oxide_infer_cuda::runtime::Context;
-use oxide_infer_engine::cuda::{ArtifactSource, CudaOptions, DecodeLaunch, load_cuda_on};
+use oxide_infer_engine::cuda::{ArtifactSource, CudaOptions, DecodeLaunch, PlanGoal, load_cuda_on};
 use oxide_infer_engine::request::{Masking, StopConditions};
 use oxide_infer_engine::{
     Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, EventStream, Health, ModelSource,
@@ -35,6 +35,7 @@ const OPTIONS: CudaOptions = CudaOptions {
     kv_memory: Some(13 << 16),
     decode_launch: DecodeLaunch::Graph,
     artifacts: ArtifactSource::Embedded,
+    goal: PlanGoal::Fastest,
 };
 
 pub(super) fn run(context: &Context) -> Finding {

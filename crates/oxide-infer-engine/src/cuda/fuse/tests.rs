@@ -3,6 +3,7 @@
 use super::*;
 use crate::cuda::classes::{Classes, DecodeClass, Reach};
 use crate::cuda::lower::CudaModel;
+use crate::cuda::options::PlanGoal;
 use crate::cuda::plan::PlanSizes;
 use crate::cuda::tests::published;
 use crate::model::{Architecture, DenseDecoder, ModelConfig};
@@ -18,6 +19,7 @@ const fn decode(rows: usize) -> StepClass {
 fn layer(config: &ModelConfig, class: StepClass) -> (Vec<String>, bool) {
     let model = CudaModel::new(&DenseDecoder::new(config));
     let sizes = PlanSizes {
+        goal: PlanGoal::Fastest,
         classes: Classes::new(8, 64, 4096),
         max_sequences: 8,
         max_model_len: 4096,
@@ -25,7 +27,7 @@ fn layer(config: &ModelConfig, class: StepClass) -> (Vec<String>, bool) {
         multiprocessors: 132,
     };
     let registry = Registry::embedded(Target::hopper()).unwrap();
-    let requests = Requests { config, model: &model, sizes: &sizes, registry: &registry };
+    let requests = Requests::new(config, &model, &sizes, &registry).unwrap();
     let step = requests.step(class);
     let name = |operator: &CudaOperator| match operator {
         CudaOperator::Fused(fused) => format!("fused {}", fused.name()),

@@ -18,6 +18,8 @@ const VOCAB: usize = 40;
 #[derive(Clone, Debug)]
 enum Event {
     Add(Box<EngineRequest>),
+    /// A request whose prompt goes on with what an earlier one had and has been answered so far.
+    FollowUp(usize, Box<EngineRequest>),
     Schedule,
     Settle,
     Turn,
@@ -97,6 +99,7 @@ fn event() -> impl Strategy<Value = Event> {
     let which = || 0usize..16;
     prop_oneof![
         4 => request().prop_map(|request| Event::Add(Box::new(request))),
+        2 => (which(), request()).prop_map(|(earlier, request)| Event::FollowUp(earlier, Box::new(request))),
         6 => Just(Event::Schedule),
         6 => Just(Event::Settle),
         8 => Just(Event::Turn),
@@ -116,6 +119,13 @@ fn apply(harness: &mut Harness, event: Event) {
     match event {
         // A request that the limits do not admit is refused here, and nothing more.
         Event::Add(request) => drop(harness.add(*request)),
+        Event::FollowUp(earlier, request) if requests > 0 => {
+            let (id, choice) = named(earlier, 0, harness);
+            let client = &harness.clients[&id];
+            let turns =
+                [&client.request.prompt, &client.choices[choice.0 as usize].tokens[..], &request.prompt];
+            drop(harness.add(EngineRequest { prompt: turns.concat().into(), ..*request }));
+        }
         Event::Schedule => drop(harness.schedule()),
         Event::Settle => harness.settle(),
         Event::Turn => drop(harness.turn()),
@@ -129,7 +139,7 @@ fn apply(harness: &mut Harness, event: Event) {
             let (id, choice) = named(request, choice, harness);
             harness.supply_mask(id, choice);
         }
-        Event::Cancel(_) | Event::EndChoice(..) | Event::Mask(..) => {}
+        Event::FollowUp(..) | Event::Cancel(_) | Event::EndChoice(..) | Event::Mask(..) => {}
     }
 }
 

@@ -1,0 +1,151 @@
+//! What a deterministic plan is made of.
+
+use super::*;
+use crate::cuda::classes::Classes;
+use crate::cuda::lower::CudaModel;
+use crate::cuda::options::{CudaOptions, PlanGoal};
+use crate::cuda::plan::{HeadOperator, PlanSizes};
+use crate::cuda::tests::{PUBLISHED, published};
+use crate::model::{Architecture, DenseDecoder, ModelConfig};
+use oxide_infer_cuda::artifact::{Registry, Target};
+use std::collections::BTreeSet;
+
+const OPTIONS: CudaOptions = CudaOptions {
+    max_model_len: None,
+    max_batch_tokens: 8192,
+    max_sequences: 256,
+    kv_memory: None,
+    decode_launch: crate::cuda::DecodeLaunch::Graph,
+    goal: PlanGoal::Deterministic,
+};
+
+fn sizes(config: &ModelConfig, options: &CudaOptions) -> PlanSizes {
+    PlanSizes {
+        goal: options.goal,
+        classes: Classes::of(options, config.max_position_embeddings),
+        max_sequences: options.max_sequences,
+        max_model_len: config.max_position_embeddings,
+        pool_pages: 1000,
+        multiprocessors: 132,
+    }
+}
+
+/// The artifacts that a plan has for each operator in each phase, and in how many orders they add up.
+fn planned(config: &ModelConfig, options: &CudaOptions) -> BTreeMap<(Phase, String), Planned> {
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let model = CudaModel::new(&DenseDecoder::new(config));
+    let sizes = sizes(config, options);
+    let requests = Requests::new(config, &model, &sizes, &registry).unwrap();
+    let mut planned: BTreeMap<(Phase, String), Planned> = BTreeMap::new();
+    let mut note = |phase, name: &str, request: Request| {
+        let artifact = registry.select(&request).unwrap();
+        let of = planned.entry((phase, name.to_owned())).or_default();
+        of.orders.insert(Order::of(&artifact, &request));
+        of.algorithms.push(artifact.manifest().algorithm.clone());
+    };
+    for class in sizes.classes.steps() {
+        note(Phase::of(class), "embedding", requests.embed(class));
+        let step = requests.step(class);
+        assert_eq!(step.logits, None);
+        for operator in step.layers.iter().flatten() {
+            note(Phase::of(class), operator.name(), requests.layer(operator, class).unwrap());
+        }
+    }
+    for &rows in &sizes.classes.head {
+        for operator in HeadOperator::ALL {
+            note(Phase::Head, &format!("{operator:?}"), requests.head(operator, rows));
+        }
+    }
+    planned
+}
+
+#[derive(Debug, Default)]
+struct Planned {
+    orders: BTreeSet<Order>,
+    algorithms: Vec<String>,
+}
+
+#[test]
+fn every_operator_of_every_family_has_one_order_in_all_classes_of_a_phase() {
+    for (name, architecture, shape) in PUBLISHED {
+        let config = published(architecture, shape);
+        for max_sequences in [1, 8, 64, 256] {
+            for ((phase, operator), planned) in planned(&config, &CudaOptions { max_sequences, ..OPTIONS }) {
+                assert_eq!(planned.orders.len(), 1, "{name}, {phase:?}, {operator}: {planned:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_fastest_plan_has_several_orders_and_is_not_changed() {
+    let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let model = CudaModel::new(&DenseDecoder::new(&config));
+    let sizes = sizes(&config, &CudaOptions { goal: PlanGoal::Fastest, ..OPTIONS });
+    let requests = Requests::new(&config, &model, &sizes, &registry).unwrap();
+    let mut orders: BTreeMap<String, BTreeSet<Order>> = BTreeMap::new();
+    for class in sizes.classes.steps() {
+        for operator in requests.step(class).layers.iter().flatten() {
+            let request = requests.layer(operator, class).unwrap();
+            assert!(!request.to_string().contains("algorithm="), "{request}");
+            let order = Order::of(&registry.select(&request).unwrap(), &request);
+            orders.entry(operator.name().to_owned()).or_default().insert(order);
+        }
+    }
+    assert!(orders["down projection"].len() > 2 && orders["attention"].len() > 2, "{orders:?}");
+}
+
+#[test]
+fn orders_are_taken_by_the_costs_of_short_decodes_and_of_long_prompts() {
+    let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
+    let planned = planned(&config, &OPTIONS);
+    let of = |phase, name: &str| {
+        let planned = &planned[&(phase, name.to_owned())];
+        (planned.orders.first().unwrap().clone(), planned.algorithms.first().unwrap().as_str())
+    };
+    let ends = |order: &Order| match order {
+        Order::Sums(reduction) => reduction.ends.len(),
+        Order::Algorithm(_) => 0,
+    };
+    let (order, first) = of(Phase::Generated, "attention output projection");
+    assert_eq!((ends(&order), first), (4, "m8_64x128_s5_split4"));
+    let (order, first) = of(Phase::Generated, "query, key and value projection");
+    assert_eq!((ends(&order), first), (2, "m8_64x128_s5_split2"));
+    // Long prompts are added up in one piece, which begins with the residual; those of up to 16 tokens as well.
+    let (order, first) = of(Phase::Prompt, "down projection");
+    assert_eq!((ends(&order), &first[..5]), (1, "tile_"));
+    assert_eq!(of(Phase::Generated, "attention"), (Order::Algorithm("cluster_2".into()), "cluster_2"));
+}
+
+#[test]
+fn few_sequences_share_their_pages_among_more_blocks() {
+    let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
+    let planned = planned(&config, &CudaOptions { max_sequences: 4, ..OPTIONS });
+    // Classes of 1, 2 and 4 rows, two layers.
+    assert_eq!(planned[&(Phase::Generated, "attention".to_owned())].algorithms, ["cluster_8"; 6]);
+}
+
+/// Requests of one operator in two classes, and what rules predict.
+fn chosen(by_size: &[&[(Option<u64>, &str, &str)]]) -> Vec<Vec<String>> {
+    let by_size: Vec<BTreeMap<Order, Vec<Timed>>> = by_size
+        .iter()
+        .map(|artifacts| {
+            let mut orders: BTreeMap<Order, Vec<Timed>> = BTreeMap::new();
+            for (cost, order, name) in *artifacts {
+                orders.entry(Order::Algorithm((*order).into())).or_default().push((*cost, (*name).into()));
+            }
+            orders
+        })
+        .collect();
+    let orders: BTreeSet<_> = by_size.iter().flat_map(BTreeMap::keys).collect();
+    let names = |order: &&Order| cheapest(&by_size, order).into_iter().map(|(_, name)| name).collect();
+    orders.iter().map(names).collect()
+}
+
+#[test]
+fn of_an_order_the_quickest_is_taken_and_what_has_no_time_only_where_nothing_else_is() {
+    let small: &[_] = &[(Some(3), "a", "x"), (Some(2), "a", "y"), (None, "b", "y"), (None, "b", "z")];
+    let large: &[_] = &[(Some(5), "a", "x"), (None, "a", "y"), (Some(9), "b", "z")];
+    assert_eq!(chosen(&[small, large]), [["y", "x"], ["z", "z"]]);
+}
