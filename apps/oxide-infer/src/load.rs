@@ -8,7 +8,9 @@ use crate::generation_config::GenerationConfig;
 use crate::model::ModelName;
 use crate::terminal::Progress;
 use oxide_infer_engine::cpu::{CpuOptions, KvMemory, PlanError};
-use oxide_infer_engine::cuda::{ArtifactSource, CudaLoadError, CudaOptions, CudaPlanError, load_cuda};
+use oxide_infer_engine::cuda::{
+    ArtifactSource, CudaLoadError, CudaOptions, CudaPlanError, PlanGoal, load_cuda,
+};
 use oxide_infer_engine::{
     Engine, EngineConfig, EngineHandle, Executor, ExecutorLimits, LoadError, LoadProgress, ModelSource,
     PrefixCache, load_cpu,
@@ -132,6 +134,7 @@ fn load_on_cpu(
     let executor = load_cpu(source, &cpu, update).map_err(explain)?;
     report(&executor.limits(), ByteSize(cpu.kv_memory.0));
     tracing::info!("{} threads compute", executor.threads());
+    report_bits(options, "as always on the CPU");
     Ok(Box::new(executor))
 }
 
@@ -149,11 +152,13 @@ fn load_on_gpu(
         kv_memory: options.kv_memory.map(|size| size.0),
         artifacts: options.artifacts.clone().map_or(default.artifacts, ArtifactSource::Directory),
         decode_launch: default.decode_launch,
+        goal: if options.deterministic { PlanGoal::Deterministic } else { PlanGoal::Fastest },
     };
     let executor = load_cuda(source, ordinal, &cuda, update).map_err(explain_cuda)?;
     report(&executor.limits(), ByteSize(executor.kv_bytes()));
     let (operators, artifacts) = executor.plan_size();
     tracing::info!("{operators} operators are planned, all of them from {artifacts} kernel artifacts");
+    report_bits(options, "every operator has one order of sums, and prompts have steps of their own");
     Ok(Box::new(executor))
 }
 
@@ -178,6 +183,9 @@ fn explain_cuda(error: CudaLoadError) -> anyhow::Error {
         CudaLoadError::Plan(CudaPlanError::TooLong { .. }) => TOO_LONG_ADVICE,
         CudaLoadError::Plan(CudaPlanError::OutOfRange { .. }) => "an option is out of its range",
         CudaLoadError::Memory(_) => "lower --kv-memory, --max-batch-tokens or --max-sequences",
+        CudaLoadError::NotDeterministic(_) => {
+            "leave out --deterministic, or use --device cpu, which is always deterministic"
+        }
         CudaLoadError::Uncovered(_) => "this model cannot run on a GPU; --device cpu runs it",
         _ => return error.into(),
     };
@@ -186,6 +194,13 @@ fn explain_cuda(error: CudaLoadError) -> anyhow::Error {
 
 const KV_MEMORY_ADVICE: &str = "raise --kv-memory or lower --max-model-len";
 const TOO_LONG_ADVICE: &str = "lower --max-model-len";
+
+/// Says that requests have the same bits in any company, if that was asked for.
+fn report_bits(options: &EngineOptions, why: &str) {
+    if options.deterministic {
+        tracing::info!("deterministic: a request has the same bits whatever else runs; {why}");
+    }
+}
 
 fn report(limits: &ExecutorLimits, kv_memory: ByteSize) {
     tracing::info!(

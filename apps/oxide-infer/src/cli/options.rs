@@ -9,7 +9,7 @@ pub(crate) use generate::{ChatArgs, RunArgs, SamplingOptions};
 pub(crate) use serve::{PoolingChoice, ReasoningParser, ServeArgs, ToolParser};
 
 use super::values::{ByteSize, DeviceArg, WeightsArg};
-use clap::{Args, ValueEnum, ValueHint};
+use clap::{ArgAction, Args, ValueEnum, ValueHint};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
@@ -65,6 +65,22 @@ pub(crate) struct EngineOptions {
     /// Memory for keys and values, such as 512MiB or 2GiB [default: 1GiB on the CPU, 92% of what is left on a GPU]
     #[arg(long, value_name = "SIZE", value_parser = str::parse::<ByteSize>)]
     pub(crate) kv_memory: Option<ByteSize>,
+
+    /// Give a request the same tokens and log-probabilities, bit for bit, whatever else runs
+    ///
+    /// Alone, in any batch, with its prompt in chunks, after a preemption and with a warm prefix cache, as long as the
+    /// other options are the same. On a GPU this costs speed (docs/performance.md) and takes at most 256 --max-sequences;
+    /// the CPU always computes so.
+    #[arg(
+        long,
+        action = ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true",
+        default_value = "false",
+        value_name = "BOOL"
+    )]
+    pub(crate) deterministic: bool,
 
     /// CPU threads that compute [default: the number of cores]
     #[arg(long, value_name = "N")]
