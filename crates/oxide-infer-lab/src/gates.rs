@@ -1,6 +1,7 @@
 //! The gates, each a question to the hardware.
 
 mod conformance;
+mod deterministic;
 mod engine;
 mod lifetime;
 mod products;
@@ -21,6 +22,9 @@ pub(crate) enum Gate {
     Lifetime,
     /// A thousand random requests through the engine: finished, cancelled, preempted; pages and memory after.
     Engine,
+    /// Products of one order of sums bit by bit, and a model's requests alone and in 200 random mixes, whose tokens and
+    /// log-probabilities must be the same.
+    Deterministic,
     /// Dense products by cuBLASLt against the contract's reference, over the suite's shapes and those of models. Not run unless
     /// named, since the library is not a part of this project.
     Products,
@@ -28,13 +32,15 @@ pub(crate) enum Gate {
 
 impl Gate {
     /// Those that need nothing but a device.
-    pub(crate) const ALL: &'static [Self] = &[Self::Conformance, Self::Lifetime, Self::Engine];
+    pub(crate) const ALL: &'static [Self] =
+        &[Self::Conformance, Self::Lifetime, Self::Engine, Self::Deterministic];
 
     pub(crate) fn run(self, context: &Context, registry: &Arc<Registry>, scope: &Scope) -> Finding {
         match self {
             Self::Conformance => conformance::run(context, registry, scope),
             Self::Lifetime => lifetime::run(context, registry),
             Self::Engine => engine::run(context),
+            Self::Deterministic => deterministic::run(context, registry),
             Self::Products => products::run(context, registry, &scope.cublas_lt),
         }
     }

@@ -1,0 +1,73 @@
+//! What a deterministic plan promises: one order of sums in every artifact that it may use, and the same tokens and
+//! log-probabilities, bit for bit, for a request in any company.
+
+mod mixes;
+mod orders;
+mod workload;
+
+use super::engine::Random;
+use crate::record::Finding;
+use anyhow::Result;
+use oxide_infer_cuda::artifact::Registry;
+use oxide_infer_cuda::runtime::Context;
+use oxide_infer_engine::ModelSource;
+use oxide_infer_engine::cuda::{CudaOptions, DecodeLaunch, PlanGoal, load_cuda_on};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Random mixes of requests.
+const MIXES: usize = 200;
+/// Mixes of the fastest plan, to see that the comparison sees anything.
+const CONTROL: usize = 10;
+
+/// The 1.5B shape with three of its layers and a part of its vocabulary.
+const CONFIG: &str = r#"{
+    "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "hidden_size": 1536, "intermediate_size": 8960,
+    "num_hidden_layers": 3, "num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 32768,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "hidden_act": "silu",
+    "tie_word_embeddings": true, "eos_token_id": 2, "bos_token_id": 1
+}"#;
+
+const OPTIONS: CudaOptions = CudaOptions {
+    max_model_len: Some(4096),
+    max_batch_tokens: 4096,
+    max_sequences: 256,
+    kv_memory: Some(1 << 30),
+    decode_launch: DecodeLaunch::Graph,
+    goal: PlanGoal::Deterministic,
+};
+
+pub(super) fn run(context: &Context, registry: &Arc<Registry>) -> Finding {
+    let (start, mut finding) = (Instant::now(), Finding::of("deterministic"));
+    if let Err(error) = orders::run(context, registry, &mut finding) {
+        finding.check("orders of sums", Err(error));
+    }
+    if let Err(error) = requests(context, &mut finding) {
+        finding.check("random mixes", Err(error));
+    }
+    finding.measured.insert("seconds".to_owned(), start.elapsed().as_secs_f64());
+    finding
+}
+
+fn requests(context: &Context, finding: &mut Finding) -> Result<()> {
+    let source = random_model(CONFIG)?;
+    let executor = Box::new(load_cuda_on(context, &source, &OPTIONS, &mut |_| ())?);
+    mixes::run(executor, MIXES, mixes::Claim::SameBits, finding)?;
+    let fastest = CudaOptions { goal: PlanGoal::Fastest, ..OPTIONS };
+    let executor = Box::new(load_cuda_on(context, &source, &fastest, &mut |_| ())?);
+    mixes::run(executor, CONTROL, mixes::Claim::None, finding)
+}
+
+/// A model of random weights.
+fn random_model(config: &str) -> Result<ModelSource> {
+    let thread = format!("{:?}", std::thread::current().id());
+    let dir = std::env::temp_dir().join(format!("oxide-infer-lab-{}-{thread}", std::process::id()));
+    std::fs::create_dir_all(&dir)?;
+    std::fs::write(dir.join("config.json"), config)?;
+    let source = ModelSource::open_random(&dir, 1);
+    std::fs::remove_dir_all(&dir)?;
+    Ok(source?)
+}
+
+#[cfg(test)]
+mod tests;
