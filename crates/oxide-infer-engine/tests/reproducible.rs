@@ -1,5 +1,6 @@
 //! With a real model on the CPU a request has the same tokens and the same log-probabilities, bit for bit, whatever else
-//! runs, however its prompt is cut, and whether it is preempted, forked, overlapped or finds its prefix cached.
+//! runs, however its prompt is cut, and whether it is preempted, forked, overlapped or finds its prefix cached; also in steps
+//! of prompts or of generated tokens alone, as a deterministic plan on a GPU has them.
 
 use oxide_infer::sampling::{LogProbs, SamplingParams};
 use oxide_infer::{DType, TokenId};
@@ -9,7 +10,7 @@ use oxide_infer_engine::request::{Masking, Pooling, StopConditions};
 use oxide_infer_engine::testing::TinyModel;
 use oxide_infer_engine::{
     Engine, EngineBatch, EngineConfig, EngineEvent, EngineHandle, EngineRequest, Executor, ExecutorError,
-    ExecutorLimits, ModelSource, PrefixCache, StepOutput, load_cpu,
+    ExecutorLimits, ModelSource, PrefixCache, StepKind, StepMix, StepOutput, load_cpu,
 };
 use proptest::prelude::*;
 use std::collections::VecDeque;
@@ -33,6 +34,8 @@ struct Setup {
 enum Order {
     Plain,
     Overlapped,
+    /// Overlapped, prompts and generated tokens in steps of their own.
+    Apart,
 }
 
 const ROOMY: Setup = Setup {
@@ -68,7 +71,8 @@ fn start(setup: Setup) -> EngineHandle {
     let config = EngineConfig { prefix_cache: setup.prefix_cache, ..EngineConfig::default() };
     let executor: Box<dyn Executor> = match setup.order {
         Order::Plain => Box::new(executor),
-        Order::Overlapped => Box::new(Delayed { inner: executor, waiting: VecDeque::new() }),
+        Order::Overlapped => Box::new(Delayed::new(executor, StepMix::Mixed)),
+        Order::Apart => Box::new(Delayed::new(executor, StepMix::Apart)),
     };
     Engine::start(executor, config).unwrap()
 }
@@ -80,14 +84,23 @@ const PAGE_BYTES: u64 = 2 * 2 * 2 * 16 * 64 * 4;
 struct Delayed<E> {
     inner: E,
     waiting: VecDeque<EngineBatch>,
+    step_mix: StepMix,
+}
+
+impl<E> Delayed<E> {
+    fn new(inner: E, step_mix: StepMix) -> Self {
+        Self { inner, waiting: VecDeque::new(), step_mix }
+    }
 }
 
 impl<E: Executor> Executor for Delayed<E> {
     fn limits(&self) -> ExecutorLimits {
-        ExecutorLimits { steps_in_flight: 2, ..self.inner.limits() }
+        ExecutorLimits { steps_in_flight: 2, step_mix: self.step_mix, ..self.inner.limits() }
     }
 
     fn submit(&mut self, batch: &EngineBatch) -> Result<(), ExecutorError> {
+        let kinds_are_apart = batch.kind != StepKind::Mixed;
+        assert_eq!(kinds_are_apart, self.step_mix == StepMix::Apart);
         self.waiting.push_back(batch.clone());
         Ok(())
     }
@@ -163,7 +176,7 @@ fn some_requests() -> Vec<EngineRequest> {
 fn in_a_batch_in_chunks_and_overlapped() {
     let requests = some_requests();
     let expected = alone(&requests);
-    for order in [Order::Plain, Order::Overlapped] {
+    for order in [Order::Plain, Order::Overlapped, Order::Apart] {
         assert_eq!(answers(&start(Setup { order, ..ROOMY }), &requests), expected);
         // 13 tokens a step cut every prompt into pieces.
         let chunked = Setup { max_batch_tokens: 13, order, ..ROOMY };
@@ -175,18 +188,20 @@ fn in_a_batch_in_chunks_and_overlapped() {
 fn with_a_warm_prefix_cache() {
     let requests = some_requests();
     let expected = alone(&requests);
-    let engine = start(Setup { prefix_cache: PrefixCache::Enabled, order: Order::Overlapped, ..ROOMY });
-    for _ in 0..2 {
-        assert_eq!(answers(&engine, &requests), expected);
+    for order in [Order::Overlapped, Order::Apart] {
+        let engine = start(Setup { prefix_cache: PrefixCache::Enabled, order, ..ROOMY });
+        for _ in 0..2 {
+            assert_eq!(answers(&engine, &requests), expected);
+        }
+        assert!(engine.metrics().snapshot().prefix_cache_hits >= 2 * 64, "{:?}", engine.metrics().snapshot());
     }
-    assert!(engine.metrics().snapshot().prefix_cache_hits >= 2 * 64, "{:?}", engine.metrics().snapshot());
 }
 
 #[test]
 fn preempted_and_computed_again() {
     let requests = some_requests();
     let expected = alone(&requests);
-    for order in [Order::Plain, Order::Overlapped] {
+    for order in [Order::Plain, Order::Overlapped, Order::Apart] {
         for prefix_cache in [PrefixCache::Disabled, PrefixCache::Enabled] {
             let engine = start(Setup { num_pages: 5, prefix_cache, order, ..ROOMY });
             assert_eq!(answers(&engine, &requests), expected);
@@ -283,10 +298,9 @@ proptest! {
         requests in prop::collection::vec(any_request(), 1..6),
         max_batch_tokens in 8usize..80,
         num_pages in 3usize..12,
-        overlapped in any::<bool>(),
+        order in prop::sample::select(vec![Order::Plain, Order::Overlapped, Order::Apart]),
         cached in any::<bool>(),
     ) {
-        let order = if overlapped { Order::Overlapped } else { Order::Plain };
         let prefix_cache = if cached { PrefixCache::Enabled } else { PrefixCache::Disabled };
         let engine = start(Setup { max_batch_tokens, max_sequences: 8, num_pages, order, prefix_cache });
         prop_assert_eq!(answers(&engine, &requests), alone(&requests));
