@@ -44,4 +44,4 @@ pub use manifest::{Manifest, ManifestError};
 pub use reduction::{Reduction, ResidualPlace};
 pub use registry::{Artifact, ArtifactError, Registry, RegistryError, Target};
 pub use resolve::{ResolveError, ResolvedLaunch, ResolvedParameter, ResolvedTensorMap};
-pub use select::{Miss, Request, SelectError};
+pub use select::{Miss, Prediction, Request, SelectError};

@@ -211,6 +211,15 @@ fn shown<T: ToString>(value: Option<&T>) -> String {
     value.map_or("nothing".to_owned(), ToString::to_string)
 }
 
+/// An artifact that admits a request, and how long it will take.
+#[derive(Clone, Copy, Debug)]
+pub struct Prediction<'a> {
+    /// The artifact.
+    pub artifact: &'a Arc<Artifact>,
+    /// What the rule for the request predicts, if it predicts anything of this artifact.
+    pub nanoseconds: Option<u64>,
+}
+
 impl Registry {
     /// The artifact for a request: all properties equal, every dimension in its domain, and where several artifacts are left,
     /// the one whose algorithm the selection rules choose.
@@ -247,7 +256,7 @@ impl Registry {
     /// # Errors
     ///
     /// As [`Registry::candidates`], or the rule's cost of one of them has no value.
-    pub fn predictions(&self, request: &Request) -> Result<Vec<(&Arc<Artifact>, Option<u64>)>, SelectError> {
+    pub fn predictions(&self, request: &Request) -> Result<Vec<Prediction<'_>>, SelectError> {
         let candidates = self.candidates(request)?;
         let costs = match self.choice(request, &candidates) {
             Ok(Choice::Costs(costs)) => costs.iter().collect::<BTreeMap<_, _>>(),
@@ -261,7 +270,8 @@ impl Registry {
                 source: CostError { algorithm: algorithm.to_owned(), source },
             })
         };
-        candidates.into_iter().map(|artifact| Ok((artifact, predict(artifact)?))).collect()
+        let prediction = |artifact| Ok(Prediction { artifact, nanoseconds: predict(artifact)? });
+        candidates.into_iter().map(prediction).collect()
     }
 
     /// Every artifact of the request's contract, in the order of names, and why it does not admit the request if it does not.

@@ -9,7 +9,7 @@ mod tests;
 
 use super::classes::StepClass;
 use super::plan::{Requests, Uncovered, list};
-use oxide_infer_cuda::artifact::{Artifact, Reduction, Request, SelectError};
+use oxide_infer_cuda::artifact::{Artifact, Prediction, Reduction, Request, SelectError};
 use std::collections::{BTreeMap, HashMap};
 
 /// A model that no deterministic plan can be made for.
@@ -152,8 +152,10 @@ impl Operator {
         let mut by_size: Vec<BTreeMap<Order, Vec<Timed>>> = Vec::new();
         for request in self.sizes.values() {
             let mut orders: BTreeMap<Order, Vec<Timed>> = BTreeMap::new();
-            for (artifact, cost) in requests.registry.predictions(request).map_err(uncovered)? {
-                let timed = (cost, artifact.manifest().algorithm.clone());
+            for Prediction { artifact, nanoseconds } in
+                requests.registry.predictions(request).map_err(uncovered)?
+            {
+                let timed = (nanoseconds, artifact.manifest().algorithm.clone());
                 orders.entry(Order::of(artifact, request)).or_default().push(timed);
             }
             by_size.push(orders);

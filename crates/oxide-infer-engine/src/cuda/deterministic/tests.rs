@@ -16,6 +16,7 @@ const OPTIONS: CudaOptions = CudaOptions {
     max_sequences: 256,
     kv_memory: None,
     decode_launch: crate::cuda::DecodeLaunch::Graph,
+    artifacts: crate::cuda::ArtifactSource::Embedded,
     goal: PlanGoal::Deterministic,
 };
 

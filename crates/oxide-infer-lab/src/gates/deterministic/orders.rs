@@ -133,9 +133,9 @@ impl Memory {
         let rows = if is("activation", "swiglu") { 2 * n } else { n };
         let output = DeviceMemory::allocate(context, ALL * n * output_dtype.size())?;
         Ok(Self {
-            input: filled(stream, ALL * k, 1, |value| bf16::from_f32(value))?,
+            input: filled(stream, ALL * k, 1, bf16::from_f32)?,
             weight: filled(stream, rows * k, 2, |value| bf16::from_f32(value / 16.0))?,
-            bias: filled(stream, n, 3, |value| bf16::from_f32(value))?,
+            bias: filled(stream, n, 3, bf16::from_f32)?,
             residual: filled(stream, ALL * n, 4, |value| value)?,
             output,
             output_dtype,
