@@ -16,7 +16,8 @@ EPSILON = 1e-6
 # Orders of a page's axes and tokens of a page, those of the peers first.
 PAGES = (("nhd", 16), ("hnd", 64))
 ATTENTION = {"dtype": "bf16", "window": "none", "soft_cap": "none", "lse": "absent"}
-APPEND = {"dtype": "bf16", "pairing": "neox", "qkv": "packed", "qk_norm": "absent"}
+APPEND = {"dtype": "bf16", "pairing": "neox"}
+PACKED_APPEND = {**APPEND, "qkv": "packed", "qk_norm": "absent"}
 GEMM = {"input": "bf16", "weight": "bf16", "output": "bf16", "bias": "absent", "residual": "absent"}
 NORM = {"dtype": "bf16", "weight_dtype": "bf16", "output_dtype": "bf16", "residual": "absent"}
 

@@ -144,8 +144,28 @@ def watch(command: list[str], arguments: argparse.Namespace) -> int:
 def save(record: dict, path: pathlib.Path) -> None:
     """Write the record so far, in one step for who reads it meanwhile."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1, default=str))
+    part.write_text(dumped(record))
     part.replace(path)
+
+
+def dumped(record: dict) -> str:
+    """JSON with a line for each row, and with times to the nanosecond."""
+
+    def rounded(value: object) -> object:
+        if isinstance(value, float) and value > 1e-2:
+            return round(value, 3)
+        if isinstance(value, list | tuple):
+            return [rounded(one) for one in value]
+        return {key: rounded(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+    lines = []
+    for key, value in rounded(record).items():
+        if key == "rows":
+            rows = ",\n ".join(json.dumps(row, default=str) for row in value)
+            lines.append(f'"rows": [\n {rows}\n]')
+        else:
+            lines.append(f"{json.dumps(key)}: {json.dumps(value, default=str)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def measure(arguments: argparse.Namespace) -> int:

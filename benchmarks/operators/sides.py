@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from clock import Call
 from matrix import Row
-from ours import APPEND, ATTENTION, EPSILON, GEMM, NORM, Ours
+from ours import APPEND, ATTENTION, EPSILON, GEMM, NORM, PACKED_APPEND, Ours
 
 ROTATION_BYTES = 240e6
 MOST_SETS = 24
@@ -352,9 +352,12 @@ def rope_append(row: Row, ours: Ours) -> Sides:
     most = max(keys for _, keys in row.sequences)
     sizes = pages.sizes(row)
     extra = {"tokens": row.tokens, "rotary_dim": head_dim, "max_positions": most}
-    artifact, dimensions, layout, page_size = ours.paged(
-        "kv_cache.rope_append", APPEND, lambda size: {**sizes(size), **extra}
-    )
+    try:
+        found = ours.paged("kv_cache.rope_append", APPEND, lambda size: {**sizes(size), **extra})
+    except LookupError:
+        found = ours.paged("kv_cache.rope_append", PACKED_APPEND, lambda size: {**sizes(size), **extra})
+    artifact, dimensions, layout, page_size = found
+    packed = "qkv" in artifact.operands
     inverse = 10_000.0 ** (-torch.arange(0, head_dim, 2, device="cuda") / head_dim)
     angles = torch.arange(most, device="cuda")[:, None] * inverse
     shared = {
@@ -365,19 +368,21 @@ def rope_append(row: Row, ours: Ours) -> Sides:
     }
     sets, theirs = [], []
     for _ in range(number_of_sets(row)):
-        qkv, k_pool, v_pool = randn(row.tokens, q_heads + 2 * kv_heads, head_dim), pages.pool(row), pages.pool(row)
+        k_pool, v_pool = pages.pool(row), pages.pool(row)
         own = {"k_pages": as_ours(k_pool, layout, page_size), "v_pages": as_ours(v_pool, layout, page_size)}
         own = {name: pool.clone() for name, pool in own.items()}
-        q_out = torch.zeros(row.tokens, q_heads, head_dim, dtype=BF16, device="cuda")
-        sets.append({"qkv": qkv, **own, **shared, "q_out": q_out})
-        theirs.append((qkv.clone(), k_pool, v_pool))
+        q, k, v = (randn(row.tokens, heads, head_dim) for heads in (q_heads, kv_heads, kv_heads))
+        own |= {"qkv": torch.cat((q, k, v), 1)} if packed else {"q": q, "k": k, "v": v}
+        sets.append({**own, **shared, "q_out": torch.zeros_like(q)})
+        # The peer turns in place.
+        theirs.append((q.clone(), k.clone(), v, k_pool, v_pool))
     cos_sin = torch.cat((angles.cos(), angles.sin()), -1).contiguous()
     peers = {"flashinfer": lambda: append_calls(row, pages, positions, owners, cos_sin, theirs)}
 
     def results(_returned: None) -> list[tuple[torch.Tensor, torch.Tensor]]:
         # Turned once more with every call, so only after the first one.
-        found = [(sets[0]["q_out"], theirs[0][0][:, :q_heads])]
-        for name, pool in (("k_pages", theirs[0][1]), ("v_pages", theirs[0][2])):
+        found = [(sets[0]["q_out"], theirs[0][0])]
+        for name, pool in zip(("k_pages", "v_pages"), theirs[0][3:], strict=True):
             found.append((sets[0][name], as_ours(pool, layout, page_size)))
         return found
 
@@ -390,13 +395,12 @@ def append_calls(
 ) -> list[Call]:
     """FlashInfer's rotation in place, and its append."""
     library = flashinfer()
-    (q_heads, kv_heads), head_dim = row.sizes["heads"], row.sizes["head_dim"]
+    head_dim = row.sizes["head_dim"]
     where = (pages.indices.cuda(), pages.indptr.cuda(), pages.last.cuda())
 
     turn, append = library.apply_rope_with_cos_sin_cache_inplace, library.append_paged_kv_cache
 
-    def call_on(qkv: torch.Tensor, *pools: torch.Tensor) -> Call:
-        q, k, v = qkv.split((q_heads, kv_heads, kv_heads), 1)
+    def call_on(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *pools: torch.Tensor) -> Call:
         flat_q, flat_k = q.flatten(1), k.flatten(1)
 
         def call() -> None:

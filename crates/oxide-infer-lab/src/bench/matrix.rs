@@ -189,7 +189,15 @@ impl Work {
                 asks.extend(s.paged_prefill()?);
                 Ok(asks)
             }
-            Self::RopeAppend(s) => s.paged(Sequences::append),
+            // Where no artifact takes queries, keys and values apart, as the contract has them, one that takes them packed.
+            Self::RopeAppend(s) => {
+                let mut asks = s.paged(Sequences::append)?;
+                asks.extend(s.paged(|s, paging| {
+                    let request = s.append(paging)?;
+                    Ok(request.property("qkv", "packed").property("qk_norm", "absent"))
+                })?);
+                Ok(asks)
+            }
             Self::Gemm(product) => Ok(vec![Ask::plain(product.request()?)]),
             Self::RmsNorm(rows) => Ok(vec![Ask::plain(rows.request()?)]),
         }
@@ -285,8 +293,7 @@ impl Sequences {
         let [num_q_heads, num_kv_heads] = self.heads;
         let spec = rope_append::Spec::new(rope_append::Config { rope, num_q_heads, num_kv_heads, paging })?;
         let positions = self.each().map(|(_, keys)| keys).max().unwrap_or(1);
-        let request = Request::from(&spec).property("qkv", "packed").property("qk_norm", "absent");
-        Ok(request.dimension("max_positions", positions as u64))
+        Ok(Request::from(&spec).dimension("max_positions", positions as u64))
     }
 
     fn paged_prefill(&self) -> Result<Vec<Ask>> {

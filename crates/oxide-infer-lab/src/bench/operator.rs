@@ -1,6 +1,6 @@
 //! Rows of the matrix as bound operators on memory of their own.
 
-use super::matrix::{Ask, EPSILON, Product, Row};
+use super::matrix::{Ask, EPSILON, Product, Row, Work};
 use anyhow::{Context as _, Result, bail};
 use half::bf16;
 use oxide_infer::{DType, Provider};
@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 /// Bytes that a turn through the sets of operands takes at least, so that none of them is in the L2 cache of 60 MB when its turn
 /// comes again.
-const ROTATION: usize = 240_000_000;
-const MOST_SETS: usize = 24;
+const ROTATION: u64 = 240_000_000;
+const MOST_SETS: u64 = 24;
 /// Numbers that floating-point operands repeat.
 const NOISE: usize = 32 << 20;
 /// Elements of the noise that are made on the host, a prime.
@@ -81,7 +81,8 @@ impl Maker {
                         self.loader.plan_artifact(artifact.clone(), ask.request.dimensions().clone())?;
                     let operands = operands(artifact.manifest(), &ask)?;
                     let name = artifact.manifest().name.clone();
-                    return self.bind(&plan.into(), &operands, name, ask.layout).map(Ok);
+                    let sets = sets(row.work.bytes());
+                    return self.bind(&plan.into(), &operands, sets, name, ask.layout).map(Ok);
                 }
                 Err(error) => refused = refused.or(Some(error)),
             }
@@ -107,18 +108,18 @@ impl Maker {
         };
         let operands =
             [("input", m * k, Fill::Noise), ("weight", n * k, Fill::Noise), ("output", m * n, Fill::Nothing)];
-        self.bind(&plan, &operands.map(operand), algorithm.to_string(), None)
+        let sets = sets(Work::Gemm(product).bytes());
+        self.bind(&plan, &operands.map(operand), sets, algorithm.to_string(), None)
     }
 
     fn bind(
         &self,
         plan: &Plan,
         operands: &[Operand],
+        sets: usize,
         implementation: String,
         layout: Option<String>,
     ) -> Result<Operator> {
-        let bytes: usize = operands.iter().map(|operand| operand.bytes).sum();
-        let sets = ROTATION.div_ceil(bytes.max(1)).clamp(1, MOST_SETS);
         let sets = (0..sets).map(|set| self.set(plan, operands, set)).collect::<Result<_>>()?;
         Ok(Operator { implementation, layout, sets })
     }
@@ -171,6 +172,11 @@ impl Maker {
         scope.finish()?.wait()?;
         Ok(memory)
     }
+}
+
+/// Of an operator that moves so many bytes: pools of pages are larger than what it touches of them.
+fn sets(bytes: u64) -> usize {
+    ROTATION.div_ceil(bytes.max(1)).clamp(1, MOST_SETS) as usize
 }
 
 /// The operands of an artifact, but its workspaces and the status word.
