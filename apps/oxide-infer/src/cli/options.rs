@@ -54,7 +54,10 @@ pub(crate) struct EngineOptions {
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_model_len: Option<usize>,
 
-    /// Tokens computed in one step; longer prompts are computed in chunks of this [default: 512 on the CPU, 8192 on a GPU]
+    /// Tokens computed in one step; longer prompts are computed in chunks of this [default: 512 on the CPU, 2048 on a GPU]
+    ///
+    /// Whoever waits for a next token waits for the prompts in the same step: fewer tokens keep that wait short, more
+    /// tokens read many prompts at once faster.
     #[arg(long, value_name = "TOKENS")]
     pub(crate) max_batch_tokens: Option<usize>,
 

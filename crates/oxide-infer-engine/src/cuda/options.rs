@@ -64,11 +64,11 @@ impl CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// The model's own length as far as memory goes, 8,192 tokens a step, 256 sequences, most of the free memory for KV.
+    /// The model's own length as far as memory goes, 2,048 tokens a step, 256 sequences, most of the free memory for KV.
     fn default() -> Self {
         Self {
             max_model_len: None,
-            max_batch_tokens: 8192,
+            max_batch_tokens: 2048,
             max_sequences: 256,
             kv_memory: None,
             decode_launch: DecodeLaunch::Graph,
