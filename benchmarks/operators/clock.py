@@ -15,7 +15,7 @@ MOST_CALLS, LEAST_CALLS = 200, 5
 # Calls of a graph that takes long are fewer.
 GRAPH_US = 4_000.0
 # Replays of each of the four turns (ours, theirs, theirs, ours).
-REPLAYS = 4
+REPLAYS = 8
 EAGER_SAMPLES = 4
 
 
