@@ -126,7 +126,7 @@ fn an_artifact_that_does_what_is_documented_passes() {
         "streamed.bf16.bf16.norm_swiglu.s4",
     ] {
         let found = found(name, emulated::documented);
-        assert!(found.checks > 2, "{name}: {found:?}");
+        assert!(found.checks >= 2, "{name}: {found:?}");
         assert!(found.failures.is_empty(), "{name}: {:?}", found.failures);
     }
 }
