@@ -188,6 +188,53 @@ fn a_projection_reads_the_residual_stream_and_writes_heads() {
 }
 
 #[test]
+fn a_product_of_a_few_rows_leaves_the_next_norm_half_done() {
+    let weighted = artifact("weighted.bf16.m8_64x128_s5_split8");
+    let values = [("m", 9), ("n", 1536), ("k", 8960)];
+    let launches = resolve(weighted, &values);
+    // 24 tiles, each of a cluster of 8; the ninth row is a tile of its own. A warpgroup multiplies, a warp copies.
+    assert_eq!((launches.len(), launches[0].grid, launches[0].launch.block), (1, [192, 2, 1], [160, 1, 1]));
+    assert_eq!(launches[0].launch.cluster, Some([8, 1, 1]));
+    assert_eq!(bytes(weighted, "output", &values), 9 * 1536 * 4);
+    assert_eq!(bytes(weighted, "weighted", &values), 9 * 1536 * 2);
+    assert_eq!(bytes(weighted, "squares", &values), 9 * 192 * 4);
+    let scaled = artifact("scaled_swiglu.bf16.m16_64x128_s3");
+    let values = [("m", 9), ("n", 8960), ("k", 1536)];
+    assert_eq!(resolve(scaled, &values)[0].grid, [280, 1, 1]);
+    assert_eq!(bytes(scaled, "squares", &values), 9 * 192 * 4);
+    assert_eq!(bytes(scaled, "weight", &values), 2 * 8960 * 1536 * 2);
+}
+
+#[test]
+fn a_projection_of_a_few_rows_has_one_token_of_every_sequence() {
+    let projected = artifact("scaled_projected.bf16.64.present.m8_64x128_s5_split4");
+    let values = |batch| {
+        [
+            ("tokens", 9),
+            ("batch", batch),
+            ("hidden_size", 896),
+            ("num_q_heads", 14),
+            ("num_kv_heads", 2),
+            ("head_dim", 64),
+            ("rotary_dim", 64),
+            ("page_size", 64),
+            ("num_pages", 40),
+            ("max_pages", 8),
+            ("max_positions", 1000),
+        ]
+    };
+    // A tile a head, each of a cluster of 4.
+    assert_eq!(resolve(projected, &values(9))[0].grid, [72, 2, 1]);
+    assert_eq!(bytes(projected, "squares", &values(9)), 9 * 112 * 4);
+    assert_eq!(bytes(projected, "block_table", &values(9)), 9 * 8 * 4);
+    assert_eq!(bytes(projected, "q_out", &values(9)), 9 * 14 * 64 * 2);
+    for batch in [8, 10] {
+        let error = projected.manifest().resolve(&dimensions(&values(batch))).unwrap_err();
+        assert!(matches!(error, ResolveError::Domain { .. }), "{error}");
+    }
+}
+
+#[test]
 fn a_vocabulary_is_cut_into_chunks() {
     let argmax = artifact("argmax.chunk_4096");
     let values = [("rows", 3), ("vocab_size", 151_936), ("max_sequences", 8)];

@@ -1,0 +1,659 @@
+"""Matrix products of a decode step of few rows, with no kernel that only normalizes, turns or appends between them.
+
+A norm is spread over the products around it. The one that ends a block (`weighted`) leaves beside the residual stream
+what the next product reads, `bf16(stream * norm_weight)`, and the sums of the squares of every 8 elements of the
+stream. The next one (`scaled_swiglu`, `scaled_projected`) multiplies that as it is, adds up the sums of a row, and
+scales its own results by one over the root mean square. So the input of a product is rounded once, as if it had
+been normalized, and no sum depends on how another product is cut.
+
+Tiles, the ring of stages and the clusters are those of `gemm.dense_small`. Here the 64 weight rows of a tile may be two
+halves from different places: a gate's and its up projection's, or those of a head, which rotary embedding pairs.
+"""
+
+import tilelang.language as T
+
+from oxide_tile.definition import UNLIMITED, Condition, Definition, DefinitionError, Domain, Tensor
+from oxide_tile.expr import Binary, Name
+from oxide_tile.families.common import (
+    F32,
+    I32,
+    LENGTH_OUT_OF_RANGE,
+    PAGE_OUT_OF_RANGE,
+    PAGE_SIZE,
+    PAGING,
+    POSITION_OUT_OF_RANGE,
+    STATUS,
+    TILE_DTYPES,
+    exactly,
+    part,
+    report,
+    vector_lanes,
+)
+from oxide_tile.families.gemm import ALL_CONSUMERS, PAD, QUAD, ROWS, SLAB, WARP, WARPGROUP, silu
+
+WARPS = WARPGROUP // WARP
+# Rows of a tile that come from one place, where it has two.
+HALF = ROWS // 2
+# Elements of the residual stream whose squares are summed by the product that writes them.
+SQUARES = 8
+# Sums that a lane loads at once, and how often it does so before the products begin.
+SUMS = 4
+AHEAD = 2
+LANES = 2 * QUAD
+# Every index is checked by hand or by the tensor maps, and every barrier set by hand.
+PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True}
+
+
+@T.macro
+def load_weights(weight, weights, full, stage, low, high, at, halves, block_k):
+    """A slice of k of a tile's rows, from `low` on, and if there are `halves` the second from `high` on."""
+    for slab in T.unroll(block_k // SLAB):
+        start, end, within = at + slab * SLAB, at + (slab + 1) * SLAB, slab * SLAB
+        if halves == 2:
+            T.tma_copy(
+                weight[low : low + HALF, start:end],
+                weights[stage, 0:HALF, within : within + SLAB],
+                barrier=full[stage],
+            )
+            T.tma_copy(
+                weight[high : high + HALF, start:end],
+                weights[stage, HALF:ROWS, within : within + SLAB],
+                barrier=full[stage],
+            )
+        else:
+            T.tma_copy(
+                weight[low : low + ROWS, start:end],
+                weights[stage, 0:ROWS, within : within + SLAB],
+                barrier=full[stage],
+            )
+
+
+@T.macro
+def produce(input, weight, inputs, weights, full, free, low, high, row, first, count, halves, block_m, block_k, stages):
+    """Fill the ring; the first weights come before the predecessor has ended."""
+    early = T.alloc_var(I32, init=T.min(stages, count))
+    for step in T.serial(early):
+        load_weights(weight, weights, full, step, low, high, (first + step) * block_k, halves, block_k)
+    T.pdl_sync()
+    for step in T.serial(count):
+        stage = step % stages
+        T.barrier_wait(free[stage], step // stages % 2 ^ 1)
+        if step >= early:
+            load_weights(weight, weights, full, stage, low, high, (first + step) * block_k, halves, block_k)
+        T.tma_copy(
+            input[row * block_m : (row + 1) * block_m, (first + step) * block_k : (first + step + 1) * block_k],
+            inputs[stage, 0:block_m, 0:block_k],
+            barrier=full[stage],
+        )
+        # The thread that was elected to load has said how many bytes to expect.
+        T.sync_warp()
+        if T.get_thread_binding() == WARPGROUP:
+            T.barrier_arrive(full[stage])
+
+
+@T.macro
+def multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages):
+    """The sums of this block's range of k, with the products of one slice in flight while the next begin."""
+    if count == 0:
+        T.clear(sum_)
+    for step in T.serial(count):
+        stage = step % stages
+        T.barrier_wait(full[stage], step // stages % 2)
+        T.wgmma_gemm(
+            weights[stage, 0:ROWS, 0:block_k],
+            inputs[stage, 0:block_m, 0:block_k],
+            sum_,
+            transpose_B=True,
+            policy=T.GemmWarpPolicy.FullRow,
+            clear_accum=step == 0,
+        )
+        if step > 0:
+            T.wait_wgmma(1)
+            if T.get_thread_binding() == 0:
+                T.barrier_arrive(free[(step - 1) % stages])
+    T.wait_wgmma(0)
+    T.warpgroup_fence_operand(sum_, num_regs=ROWS * block_m // WARPGROUP)
+
+
+@T.macro
+def share_out(sum_, sums, parts, share, splits, halves, block_m):
+    """Bring the sums to shared memory in the parts that the cluster's blocks finish, this block's own to `parts`.
+
+    Of two halves each part has as many rows of either, the first half's first.
+    """
+    rows, each = ROWS // halves, ROWS // halves // splits
+    for i, j in T.Parallel(ROWS, block_m):
+        sums[i % rows // each, j, i // rows * each + i % each] = sum_[i, j]
+    if splits > 1:
+        # This block's own part needs no journey.
+        for i, j in T.Parallel(ROWS, block_m):
+            if i % rows // each == share:
+                parts[share, j, i // rows * each + i % each] = sum_[i, j]
+        T.fence_proxy_async()
+
+
+@T.macro
+def exchange(sums, parts, arrived, share, splits, block_m):
+    """Send every block of the cluster its part of this one's sums, and wait for theirs."""
+    for other in T.unroll(splits):
+        if other != share:
+            T.copy_cluster(
+                sums[other, 0:block_m, 0 : ROWS // splits + PAD],
+                parts[share, 0:block_m, 0 : ROWS // splits + PAD],
+                dst_block=other,
+                remote_barrier=arrived[0],
+            )
+    T.barrier_wait(arrived[0], 0)
+
+
+@T.macro
+def add_up(total, parts, token, at, splits):
+    """The ranges of k of four rows of this block's part, in their order."""
+    for lane in T.vectorized(QUAD):
+        total[lane] = parts[0, token, at + lane]
+    for later in T.unroll(splits - 1):
+        for lane in T.vectorized(QUAD):
+            total[lane] += parts[later + 1, token, at + lane]
+
+
+@T.macro
+def load_squares(squares, ahead, row, m, vectors, block_m):
+    """Begin to load the sums of squares of a warp's tokens: token `warp + 4 i` is that warp's."""
+    thread = T.get_thread_binding()
+    for i in T.unroll(block_m // WARPS):
+        token = row * block_m + i * WARPS + thread // WARP
+        for v in T.unroll(AHEAD):
+            for j in T.vectorized(SUMS):
+                ahead[i, v, j] = 0.0
+            if token < m and v * WARP + thread % WARP < vectors:
+                for j in T.vectorized(SUMS):
+                    ahead[i, v, j] = squares[token, v * WARP + thread % WARP, j]
+
+
+@T.macro
+def scales_of(squares, ahead, scales, row, m, vectors, epsilon, block_m):
+    """One over the root mean square of every token, each summed by a warp in an order that only k decides."""
+    thread = T.get_thread_binding()
+    for i in T.unroll(block_m // WARPS):
+        token = row * block_m + i * WARPS + thread // WARP
+        square = T.alloc_var(F32, init=0.0)
+        for v in T.unroll(AHEAD):
+            for j in T.unroll(SUMS):
+                square += ahead[i, v, j]
+        if token < m:
+            for v in T.serial(T.ceildiv(vectors, WARP) - AHEAD):
+                at = T.alloc_var(I32, init=(v + AHEAD) * WARP + thread % WARP)
+                if at < vectors:
+                    for j in T.unroll(SUMS):
+                        square += squares[token, at, j]
+        for distance in T.unroll(5):
+            square += T.shfl_xor(square, 1 << distance)
+        if thread % WARP == 0:
+            scales[i * WARPS + thread // WARP] = T.rsqrt(square / T.cast(vectors * (SUMS * SQUARES), F32) + epsilon)
+
+
+def weighted(dtype: str, block_m: int, block_k: int, stages: int, splits: int) -> Definition:
+    """`output = input . weight^T + residual` in f32; `weighted = output * norm_weight`, rounded; and sums of squares.
+
+    `squares[m, j]` is the sum of the squares of `output[m, 8 j .. 8 j + 8]`: of either four in turn, then of the two.
+    """
+    tile = TILE_DTYPES[dtype]
+    width = ROWS // splits
+    check_schedule(block_m, block_k, width)
+    units = block_m * width // QUAD
+    turns = -(-units // WARPGROUP)
+    m, k, quads, eights = T.dynamic("m"), T.dynamic("k"), T.dynamic("quads_of_row"), T.dynamic("eights_of_row")
+    n = T.dynamic("n")
+
+    @T.prim_func
+    def function(
+        input: T.Tensor((m, k), tile),
+        weight: T.Tensor((n, k), tile),
+        residual: T.Tensor((m, quads, QUAD), F32),
+        norm_weight: T.Tensor((quads, QUAD), tile),
+        output: T.Tensor((m, quads, QUAD), F32),
+        weighted: T.Tensor((m, quads, QUAD), tile),
+        squares: T.Tensor((m, eights), F32),
+    ):
+        with T.Kernel(
+            T.ceildiv(n, ROWS) * splits, T.ceildiv(m, block_m), threads=WARPGROUP + WARP, cluster_dims=splits
+        ) as (block, row):
+            weights = T.alloc_shared((stages, ROWS, block_k), tile)
+            inputs = T.alloc_shared((stages, block_m, block_k), tile)
+            sums = T.alloc_shared((splits, block_m, width + PAD), F32)
+            parts = T.alloc_shared((splits, block_m, width + PAD), F32) if splits > 1 else sums
+            full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([1] * stages)
+            if splits > 1:
+                arrived = T.alloc_cluster_barrier([splits - 1])
+            sum_ = T.alloc_fragment((ROWS, block_m), F32)
+            thread = T.get_thread_binding()
+            T.pdl_trigger()
+            column = T.alloc_var(I32, init=block // splits)
+            share = T.alloc_var(I32, init=block % splits)
+            # Ranges are as equal as whole slices allow.
+            slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
+            first = T.alloc_var(I32, init=T.truncdiv(share * slices, splits))
+            count = T.alloc_var(I32, init=T.truncdiv((share + 1) * slices, splits) - first)
+            if thread >= WARPGROUP:
+                low = T.alloc_var(I32, init=column * ROWS)
+                produce(
+                    input, weight, inputs, weights, full, free, low, low, row, first, count,
+                    1, block_m, block_k, stages,
+                )  # fmt: skip
+            else:
+                added = T.alloc_local((turns, QUAD), F32)
+                norm = T.alloc_local((turns, QUAD), tile)
+                at = T.alloc_var(I32, init=(column * ROWS + share * width) // QUAD)
+                for turn in T.unroll(turns):
+                    quad = (turn * WARPGROUP + thread) % (width // QUAD)
+                    if at + quad < quads:
+                        for lane in T.vectorized(QUAD):
+                            norm[turn, lane] = norm_weight[at + quad, lane]
+                T.pdl_sync()
+                for turn in T.unroll(turns):
+                    unit = turn * WARPGROUP + thread
+                    token, quad = unit // (width // QUAD), unit % (width // QUAD)
+                    if unit < units and row * block_m + token < m and at + quad < quads:
+                        for lane in T.vectorized(QUAD):
+                            added[turn, lane] = residual[row * block_m + token, at + quad, lane]
+                multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
+                share_out(sum_, sums, parts, share, splits, 1, block_m)
+                T.sync_threads(ALL_CONSUMERS, WARPGROUP)
+                if splits > 1:
+                    exchange(sums, parts, arrived, share, splits, block_m)
+                for turn in T.unroll(turns):
+                    unit = turn * WARPGROUP + thread
+                    token, quad = unit // (width // QUAD), unit % (width // QUAD)
+                    total = T.alloc_local((QUAD,), F32)
+                    rounded = T.alloc_local((QUAD,), tile)
+                    square = T.alloc_var(F32, init=0.0)
+                    inside = unit < units and row * block_m + token < m and at + quad < quads
+                    if inside:
+                        add_up(total, parts, token, quad * QUAD, splits)
+                        for lane in T.vectorized(QUAD):
+                            total[lane] += added[turn, lane]
+                        for lane in T.vectorized(QUAD):
+                            output[row * block_m + token, at + quad, lane] = total[lane]
+                        for lane in T.unroll(QUAD):
+                            rounded[lane] = T.cast(total[lane] * T.cast(norm[turn, lane], F32), tile)
+                        for lane in T.vectorized(QUAD):
+                            weighted[row * block_m + token, at + quad, lane] = rounded[lane]
+                        for lane in T.unroll(QUAD):
+                            square += total[lane] * total[lane]
+                    # The other four of the eight are the next thread's.
+                    square += T.shfl_xor(square, 1)
+                    if inside and thread % 2 == 0:
+                        squares[row * block_m + token, (at + quad) // 2] = square
+            if splits > 1:
+                # A block's memory stays until what it sent has left it.
+                T.sync_warp()
+                T.cluster_sync()
+
+    lanes = vector_lanes(dtype)
+    return Definition(
+        contract="gemm.dense",
+        function=function,
+        properties={
+            "input": dtype,
+            "weight": dtype,
+            "output": "f32",
+            "bias": "absent",
+            # The sum leaves weighted, too.
+            "residual": "weighted",
+        },
+        dimensions={"m": Domain(), "n": Domain(SQUARES, UNLIMITED, SQUARES), "k": Domain(lanes, UNLIMITED, lanes)},
+        operands={
+            "input": Tensor(("m", "k")),
+            "weight": Tensor(("n", "k")),
+            "residual": Tensor(("m", "n")),
+            "norm_weight": Tensor(("n",)),
+            "output": Tensor(("m", "n"), "write", same_as="residual"),
+            "weighted": Tensor(("m", "n"), "write"),
+            "squares": Tensor(("m", part("n", SQUARES)), "write"),
+        },
+        constants={"splits": splits},
+        derived={"quads_of_row": part("n", QUAD), "eights_of_row": part("n", SQUARES)},
+        pass_configs=PASS_CONFIGS,
+    )
+
+
+def scaled_swiglu(dtype: str, block_m: int, block_k: int, stages: int, splits: int) -> Definition:
+    """`silu(scale * gate) * (scale * up)`; `weight` is `[2 n, k]`, gate rows first."""
+    tile = TILE_DTYPES[dtype]
+    width = HALF // splits
+    check_schedule(block_m, block_k, width)
+    units = block_m * width // QUAD
+    turns = -(-units // WARPGROUP)
+    m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
+    quads, vectors = T.dynamic("quads_of_row"), T.dynamic("vectors")
+
+    @T.prim_func
+    def function(
+        input: T.Tensor((m, k), tile),
+        squares: T.Tensor((m, vectors, SUMS), F32),
+        weight: T.Tensor((n * 2, k), tile),
+        output: T.Tensor((m, quads, QUAD), tile),
+        epsilon: T.float32,
+    ):
+        with T.Kernel(
+            T.ceildiv(n, HALF) * splits, T.ceildiv(m, block_m), threads=WARPGROUP + WARP, cluster_dims=splits
+        ) as (block, row):
+            weights = T.alloc_shared((stages, ROWS, block_k), tile)
+            inputs = T.alloc_shared((stages, block_m, block_k), tile)
+            sums = T.alloc_shared((splits, block_m, 2 * width + PAD), F32)
+            parts = T.alloc_shared((splits, block_m, 2 * width + PAD), F32) if splits > 1 else sums
+            scales = T.alloc_shared((block_m,), F32)
+            full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([1] * stages)
+            if splits > 1:
+                arrived = T.alloc_cluster_barrier([splits - 1])
+            sum_ = T.alloc_fragment((ROWS, block_m), F32)
+            thread = T.get_thread_binding()
+            T.pdl_trigger()
+            column = T.alloc_var(I32, init=block // splits)
+            share = T.alloc_var(I32, init=block % splits)
+            slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
+            first = T.alloc_var(I32, init=T.truncdiv(share * slices, splits))
+            count = T.alloc_var(I32, init=T.truncdiv((share + 1) * slices, splits) - first)
+            if thread >= WARPGROUP:
+                low = T.alloc_var(I32, init=column * HALF)
+                high = T.alloc_var(I32, init=low + n)
+                produce(
+                    input, weight, inputs, weights, full, free, low, high, row, first, count,
+                    2, block_m, block_k, stages,
+                )  # fmt: skip
+            else:
+                ahead = T.alloc_local((block_m // WARPS, AHEAD, SUMS), F32)
+                at = T.alloc_var(I32, init=(column * HALF + share * width) // QUAD)
+                T.pdl_sync()
+                load_squares(squares, ahead, row, m, vectors, block_m)
+                multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
+                share_out(sum_, sums, parts, share, splits, 2, block_m)
+                scales_of(squares, ahead, scales, row, m, vectors, epsilon, block_m)
+                T.sync_threads(ALL_CONSUMERS, WARPGROUP)
+                if splits > 1:
+                    exchange(sums, parts, arrived, share, splits, block_m)
+                for turn in T.unroll(turns):
+                    unit = turn * WARPGROUP + thread
+                    token, quad = unit // (width // QUAD), unit % (width // QUAD)
+                    gate = T.alloc_local((QUAD,), F32)
+                    up = T.alloc_local((QUAD,), F32)
+                    if unit < units and row * block_m + token < m and at + quad < quads:
+                        add_up(gate, parts, token, quad * QUAD, splits)
+                        add_up(up, parts, token, width + quad * QUAD, splits)
+                        for lane in T.unroll(QUAD):
+                            gate[lane] = silu(gate[lane] * scales[token]) * (up[lane] * scales[token])
+                        for lane in T.vectorized(QUAD):
+                            output[row * block_m + token, at + quad, lane] = T.cast(gate[lane], tile)
+            if splits > 1:
+                T.sync_warp()
+                T.cluster_sync()
+
+    lanes = vector_lanes(dtype)
+    return Definition(
+        contract="gemm.dense",
+        function=function,
+        properties={
+            "input": f"weighted_{dtype}",
+            "weight": dtype,
+            "output": dtype,
+            "activation": "swiglu",
+            "norm": "squares",
+        },
+        dimensions={
+            "m": Domain(),
+            "n": Domain(lanes, UNLIMITED // 2, lanes),
+            "k": Domain(SUMS * SQUARES, UNLIMITED, SUMS * SQUARES),
+        },
+        operands={
+            "input": Tensor(("m", "k")),
+            "squares": Tensor(("m", part("k", SQUARES))),
+            "weight": Tensor((Name("n") * 2, "k")),
+            "output": Tensor(("m", "n"), "write"),
+        },
+        attributes={"epsilon": "f32"},
+        constants={"splits": splits},
+        derived={"quads_of_row": part("n", QUAD), "vectors": part("k", SUMS * SQUARES)},
+        pass_configs=PASS_CONFIGS,
+    )
+
+
+def scaled_projected(
+    dtype: str, head_dim: int, bias: str, block_m: int, block_k: int, stages: int, splits: int
+) -> Definition:
+    """Query, key and value heads of one token of every sequence; then as `kv_cache.rope_append`.
+
+    A tile is 32 pairs of a head. Projections are not rounded before they are turned.
+    """
+    tile = TILE_DTYPES[dtype]
+    width = HALF // splits
+    check_schedule(block_m, block_k, width)
+    units = block_m * width // QUAD
+    turns = -(-units // WARPGROUP)
+    half, biased = head_dim // 2, bias == "present"
+    # Tiles of a head, and quads of half a head.
+    groups, high_quad = half // HALF, half // QUAD
+    # A macro names what is passed to it: m, like that of the other products.
+    tokens, k, vectors, rows, quads = (T.dynamic(n) for n in ("m", "k", "vectors", "rows", "quads"))
+    batch, max_pages, num_pages = (T.dynamic(name) for name in ("batch", "max_pages", "num_pages"))
+    max_positions, num_q_heads, num_kv_heads = (
+        T.dynamic(name) for name in ("max_positions", "num_q_heads", "num_kv_heads")
+    )
+
+    @T.macro
+    def find_place(status, positions, block_table, place, turn, token, says):
+        """Where a token turns and where it is appended: an angle, a page, each -1 if there is none, and a slot."""
+        position = T.alloc_var(I32, init=positions[token])
+        place[turn, 0] = -1
+        place[turn, 1] = -1
+        place[turn, 2] = position % PAGE_SIZE
+        if position >= 0 and position < max_positions:
+            place[turn, 0] = position
+        elif says:
+            report(status, POSITION_OUT_OF_RANGE, token)
+        if position >= 0 and position < max_pages * PAGE_SIZE:
+            place[turn, 1] = block_table[token, position // PAGE_SIZE]
+            if place[turn, 1] < 0 or place[turn, 1] >= num_pages:
+                place[turn, 1] = -1
+                if says:
+                    report(status, PAGE_OUT_OF_RANGE, token)
+        elif says:
+            report(status, LENGTH_OUT_OF_RANGE, token)
+        if place[turn, 0] < 0:
+            place[turn, 1] = -1
+
+    @T.macro
+    def store(q_out, k_pages, v_pages, low, high, place, turn, token, head, quad):
+        """Put four pairs where they belong."""
+        if head < num_q_heads:
+            for lane in T.vectorized(QUAD):
+                q_out[token, head, quad, lane] = low[lane]
+            for lane in T.vectorized(QUAD):
+                q_out[token, head, high_quad + quad, lane] = high[lane]
+        elif place[turn, 1] >= 0:
+            kv_head = T.alloc_var(I32, init=head - num_q_heads)
+            if kv_head < num_kv_heads:
+                for lane in T.vectorized(QUAD):
+                    k_pages[place[turn, 1], kv_head, place[turn, 2], quad, lane] = low[lane]
+                for lane in T.vectorized(QUAD):
+                    k_pages[place[turn, 1], kv_head, place[turn, 2], high_quad + quad, lane] = high[lane]
+            else:
+                kv_head -= num_kv_heads
+                for lane in T.vectorized(QUAD):
+                    v_pages[place[turn, 1], kv_head, place[turn, 2], quad, lane] = low[lane]
+                for lane in T.vectorized(QUAD):
+                    v_pages[place[turn, 1], kv_head, place[turn, 2], high_quad + quad, lane] = high[lane]
+
+    @T.prim_func
+    def function(
+        input: T.Tensor((tokens, k), tile),
+        squares: T.Tensor((tokens, vectors, SUMS), F32),
+        weight: T.Tensor((rows, k), tile),
+        bias: T.Tensor((quads, QUAD), tile),
+        positions: T.Tensor((tokens,), I32),
+        block_table: T.Tensor((batch, max_pages), I32),
+        rotations: T.Tensor((max_positions, high_quad, LANES), F32),
+        q_out: T.Tensor((tokens, num_q_heads, head_dim // QUAD, QUAD), tile),
+        k_pages: T.Tensor((num_pages, num_kv_heads, PAGE_SIZE, head_dim // QUAD, QUAD), tile),
+        v_pages: T.Tensor((num_pages, num_kv_heads, PAGE_SIZE, head_dim // QUAD, QUAD), tile),
+        status: T.Tensor((1,), I32),
+        epsilon: T.float32,
+    ):
+        with T.Kernel(
+            rows // ROWS * splits, T.ceildiv(tokens, block_m), threads=WARPGROUP + WARP, cluster_dims=splits
+        ) as (block, row):
+            weights = T.alloc_shared((stages, ROWS, block_k), tile)
+            inputs = T.alloc_shared((stages, block_m, block_k), tile)
+            sums = T.alloc_shared((splits, block_m, 2 * width + PAD), F32)
+            parts = T.alloc_shared((splits, block_m, 2 * width + PAD), F32) if splits > 1 else sums
+            scales = T.alloc_shared((block_m,), F32)
+            full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([1] * stages)
+            if splits > 1:
+                arrived = T.alloc_cluster_barrier([splits - 1])
+            sum_ = T.alloc_fragment((ROWS, block_m), F32)
+            thread = T.get_thread_binding()
+            T.pdl_trigger()
+            column = T.alloc_var(I32, init=block // splits)
+            share = T.alloc_var(I32, init=block % splits)
+            slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
+            first = T.alloc_var(I32, init=T.truncdiv(share * slices, splits))
+            count = T.alloc_var(I32, init=T.truncdiv((share + 1) * slices, splits) - first)
+            head = T.alloc_var(I32, init=column // groups)
+            if thread >= WARPGROUP:
+                low_row = T.alloc_var(I32, init=head * head_dim + column % groups * HALF)
+                high_row = T.alloc_var(I32, init=low_row + half)
+                produce(
+                    input, weight, inputs, weights, full, free, low_row, high_row, row, first, count,
+                    2, block_m, block_k, stages,
+                )  # fmt: skip
+            else:
+                ahead = T.alloc_local((block_m // WARPS, AHEAD, SUMS), F32)
+                side = T.alloc_local((turns, 2, QUAD), tile)
+                turned_by = T.alloc_local((turns, LANES), F32)
+                place = T.alloc_local((turns, 3), I32)
+                # Of half a head, the first quad of this block.
+                at = T.alloc_var(I32, init=(column % groups * HALF + share * width) // QUAD)
+                for turn in T.unroll(turns):
+                    quad = (turn * WARPGROUP + thread) % (width // QUAD)
+                    if biased:
+                        for side_of in T.unroll(2):
+                            for lane in T.vectorized(QUAD):
+                                side[turn, side_of, lane] = bias[
+                                    head * (head_dim // QUAD) + side_of * high_quad + at + quad, lane
+                                ]
+                T.pdl_sync()
+                for turn in T.unroll(turns):
+                    unit = turn * WARPGROUP + thread
+                    token, quad = unit // (width // QUAD), unit % (width // QUAD)
+                    if unit < units and row * block_m + token < tokens:
+                        find_place(
+                            status, positions, block_table, place, turn, row * block_m + token,
+                            block == 0 and quad == 0,
+                        )  # fmt: skip
+                        for lane in T.vectorized(LANES):
+                            turned_by[turn, lane] = rotations[T.max(place[turn, 0], 0), at + quad, lane]
+                load_squares(squares, ahead, row, tokens, vectors, block_m)
+                multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
+                share_out(sum_, sums, parts, share, splits, 2, block_m)
+                scales_of(squares, ahead, scales, row, tokens, vectors, epsilon, block_m)
+                T.sync_threads(ALL_CONSUMERS, WARPGROUP)
+                if splits > 1:
+                    exchange(sums, parts, arrived, share, splits, block_m)
+                for turn in T.unroll(turns):
+                    unit = turn * WARPGROUP + thread
+                    token, quad = unit // (width // QUAD), unit % (width // QUAD)
+                    low = T.alloc_local((QUAD,), F32)
+                    high = T.alloc_local((QUAD,), F32)
+                    low_out = T.alloc_local((QUAD,), tile)
+                    high_out = T.alloc_local((QUAD,), tile)
+                    if unit < units and row * block_m + token < tokens:
+                        add_up(low, parts, token, quad * QUAD, splits)
+                        add_up(high, parts, token, width + quad * QUAD, splits)
+                        for lane in T.unroll(QUAD):
+                            low[lane] *= scales[token]
+                            high[lane] *= scales[token]
+                            if biased:
+                                low[lane] += T.cast(side[turn, 0, lane], F32)
+                                high[lane] += T.cast(side[turn, 1, lane], F32)
+                        if head >= num_q_heads + num_kv_heads:
+                            for lane in T.unroll(QUAD):
+                                low_out[lane] = T.cast(low[lane], tile)
+                                high_out[lane] = T.cast(high[lane], tile)
+                        else:
+                            for lane in T.unroll(QUAD):
+                                cosine, sine = turned_by[turn, 2 * lane], turned_by[turn, 2 * lane + 1]
+                                low_out[lane] = T.cast(low[lane] * cosine - high[lane] * sine, tile)
+                                high_out[lane] = T.cast(high[lane] * cosine + low[lane] * sine, tile)
+                                if place[turn, 0] < 0:
+                                    low_out[lane] = T.cast(0.0, tile)
+                                    high_out[lane] = T.cast(0.0, tile)
+                        store(
+                            q_out, k_pages, v_pages, low_out, high_out, place, turn, row * block_m + token,
+                            head, at + quad,
+                        )  # fmt: skip
+            if splits > 1:
+                T.sync_warp()
+                T.cluster_sync()
+
+    pool = ("num_pages", "num_kv_heads", PAGE_SIZE, head_dim)
+    outputs = (Name("num_q_heads") + Name("num_kv_heads") * 2) * head_dim
+    return Definition(
+        contract="kv_cache.rope_append",
+        function=function,
+        properties={
+            "dtype": dtype,
+            "pairing": "neox",
+            **PAGING,
+            "qkv": "projected",
+            "norm": "squares",
+            "bias": dtype if biased else "absent",
+            "qk_norm": "absent",
+        },
+        dimensions={
+            "tokens": Domain(),
+            "batch": Domain(),
+            "hidden_size": Domain(SUMS * SQUARES, UNLIMITED, SUMS * SQUARES),
+            "num_q_heads": Domain(max=1024),
+            "num_kv_heads": Domain(max=1024),
+            "head_dim": exactly(head_dim),
+            "rotary_dim": exactly(head_dim),
+            "page_size": exactly(PAGE_SIZE),
+            "num_pages": Domain(),
+            "max_pages": Domain(max=2**24),
+            "max_positions": Domain(),
+        },
+        # A token is a sequence's only one.
+        conditions=(
+            Condition(
+                Binary("max", Name("tokens"), Name("batch")) - Binary("min", Name("tokens"), Name("batch")), exactly(0)
+            ),
+        ),
+        operands={
+            "input": Tensor(("tokens", "hidden_size")),
+            "squares": Tensor(("tokens", part("hidden_size", SQUARES))),
+            "weight": Tensor((outputs, "hidden_size")),
+            "bias": Tensor((outputs,)),
+            "positions": Tensor(("tokens",), alignment=4),
+            "block_table": Tensor(("batch", "max_pages"), alignment=4),
+            "rotations": Tensor(("max_positions", half, 2)),
+            "q_out": Tensor(("tokens", "num_q_heads", head_dim), "write"),
+            "k_pages": Tensor(pool, "write"),
+            "v_pages": Tensor(pool, "write"),
+            "status": STATUS,
+        },
+        attributes={"epsilon": "f32"},
+        derived={
+            "m": Name("tokens"),
+            "rows": outputs,
+            "quads": outputs // QUAD,
+            "k": Name("hidden_size"),
+            "vectors": part("hidden_size", SUMS * SQUARES),
+        },
+        constants={"page_size": PAGE_SIZE, "head_dim": head_dim, "splits": splits},
+        pass_configs=PASS_CONFIGS,
+    )
+
+
+def check_schedule(block_m: int, block_k: int, width: int) -> None:
+    """Warps share tokens, slices are whole slabs, and what a block finishes is whole eights or quads."""
+    if block_m % WARPS or block_k % SLAB or width % QUAD:
+        raise DefinitionError(f"no schedule of {block_m} tokens, slices of {block_k} and parts of {width} rows")
