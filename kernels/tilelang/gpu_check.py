@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 # As `timing.WHAT`, which needs PyTorch.
-WHAT = ("products", "prefills", "decodes", "small", "samples", "adopted")
+WHAT = ("products", "prefills", "decodes", "small", "samples", "adopted", "layers")
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT))
 

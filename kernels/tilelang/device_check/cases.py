@@ -34,3 +34,14 @@ def randn(*extents: int, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0
 def randint(low: int, high: int, extents: tuple[int, ...]) -> torch.Tensor:
     """Integers from `low` to below `high` on the device."""
     return torch.randint(low, high, extents, device="cuda", dtype=torch.int32)
+
+
+def pages_of(batch: int, max_pages: int, num_pages: int) -> torch.Tensor:
+    """Distinct pages for every entry of a block table."""
+    return torch.randperm(num_pages)[: batch * max_pages].int().view(batch, max_pages).cuda()
+
+
+def rotate(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
+    """Turn the pairs (i, i + half) of each head."""
+    low, high = x.float().chunk(2, -1)
+    return torch.cat((low * turn[..., 0] - high * turn[..., 1], high * turn[..., 0] + low * turn[..., 1]), -1)

@@ -178,6 +178,18 @@ def bad_slot(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
     return 4
 
 
+def bad_second_page(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """A page past the pool in every entry of the second sequence, which has one token."""
+    tensors["block_table"][1] = FAR
+    return 1
+
+
+def bad_second_position(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
+    """The second sequence's token before the beginning."""
+    tensors["positions"][1] = -1
+    return 1
+
+
 def bad_only_page(tensors: Mapping[str, torch.Tensor], _shape: Shape) -> int:
     """A page past the pool in every entry of the only sequence."""
     tensors["block_table"][0] = FAR
@@ -219,6 +231,10 @@ BAD_INPUTS = {
         *BAD_STARTS,
     ],
     "position.rope": [("negative position", bad_position, (2,))],
+    "chained_gemm.scaled_projected": [
+        ("page outside the pool", bad_second_page, (3,)),
+        ("negative position", bad_second_position, (2, 4)),
+    ],
     "paged_decode.paged_decode": BAD_LENGTHS,
     "ragged_prefill.ragged_prefill": BAD_STARTS,
     "paged_prefill.paged_prefill": [

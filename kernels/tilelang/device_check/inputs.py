@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 
-from device_check import sampling, tokens
+from device_check import chained, sampling, tokens
 from device_check.artifact import Artifact
-from device_check.cases import EPSILON, NAN, Case, randint, randn
+from device_check.cases import EPSILON, NAN, Case, pages_of, randint, randn, rotate
 from device_check.memory import DTYPES
 from device_check.shapes import PAGE_SIZE, Shape
 
@@ -200,21 +200,10 @@ def gate(artifact: Artifact, shape: Shape) -> Case:
     return Case(inputs, {"output": torch.nn.functional.silu(inputs["gate"].float()) * inputs["up"].float()})
 
 
-def rotate(x: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-    """Turn the pairs (i, i + half) of each head."""
-    low, high = x.float().chunk(2, -1)
-    return torch.cat((low * turn[..., 0] - high * turn[..., 1], high * turn[..., 0] + low * turn[..., 1]), -1)
-
-
 def starts(batch: int, tokens: int) -> torch.Tensor:
     """Where each sequence's tokens start, some sequences having none."""
     cuts = torch.randint(0, tokens + 1, (batch - 1,)).sort().values if batch < tokens else torch.arange(1, batch)
     return torch.cat((torch.tensor([0]), cuts, torch.tensor([tokens]))).int()
-
-
-def pages_of(batch: int, max_pages: int, num_pages: int) -> torch.Tensor:
-    """Distinct pages for every entry of a block table."""
-    return torch.randperm(num_pages)[: batch * max_pages].int().view(batch, max_pages).cuda()
 
 
 def decode(artifact: Artifact, shape: Shape) -> Case:
@@ -346,6 +335,9 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "prefill_gemm.dense": product,
     "decode_gemm.streamed": stream,
     "decode_gemm.projected": projection,
+    "chained_gemm.weighted": chained.weighted,
+    "chained_gemm.scaled_swiglu": chained.swiglu,
+    "chained_gemm.scaled_projected": chained.projected,
     "kv_cache.rope_append": append,
     "paged_decode.paged_decode": decode,
     "paged_prefill.paged_prefill": prefill,

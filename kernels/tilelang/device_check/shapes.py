@@ -52,6 +52,9 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "prefill_gemm.dense": products,
         "decode_gemm.streamed": streams,
         "decode_gemm.projected": projections,
+        "chained_gemm.weighted": products,
+        "chained_gemm.scaled_swiglu": scaled_products,
+        "chained_gemm.scaled_projected": scaled_projections,
         "kv_cache.rope_append": appends,
         "paged_decode.paged_decode": decodes,
         "paged_prefill.paged_prefill": prefills,
@@ -127,6 +130,33 @@ def projections(artifact: Artifact) -> Iterator[Shape]:
         shape = attention(artifact.variant["head_dim"], 1, 9, num_q_heads, num_kv_heads)
         rows = {"tokens": 1, "rotary_dim": artifact.variant["head_dim"], "max_positions": 500}
         yield {**shape, **rows, "hidden_size": hidden_size, "blocks": blocks}
+
+
+def scaled_products(artifact: Artifact) -> Iterator[Shape]:
+    """Rows around the tile, an n that no tile divides, and k of a step and of many, more than are loaded ahead."""
+    tile = artifact.schedule["block_m"]
+    for m, n, k in (
+        (1, 1544, 1536),
+        (tile - 1, 2048, 1536),
+        (tile, 8, 32),
+        (tile + 1, 136, 4128),
+        (2 * tile + 3, 968, 96),
+    ):
+        yield {"m": m, "n": n, "k": k}
+
+
+def scaled_projections(artifact: Artifact) -> Iterator[Shape]:
+    """Heads of several models, batches around the tile."""
+    tile, head_dim = artifact.schedule["block_m"], artifact.variant["head_dim"]
+    for batch, num_q_heads, num_kv_heads, hidden_size in (
+        (1, 12, 2, 1536),
+        (tile - 1, 28, 4, 3584),
+        (tile, 9, 3, 576),
+        (2 * tile + 3, 32, 8, 4096),
+        (tile + 1, 1, 1, 32),
+    ):
+        shape = attention(head_dim, batch, 9, num_q_heads, num_kv_heads)
+        yield {**shape, "tokens": batch, "rotary_dim": head_dim, "max_positions": 500, "hidden_size": hidden_size}
 
 
 def appends(artifact: Artifact) -> Iterator[Shape]:

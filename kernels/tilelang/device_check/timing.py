@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from device_check import floors, inputs, sampling
-from device_check.artifact import ELEMENT_BYTES, Artifact
+from device_check import floors, inputs, layers, sampling
+from device_check.artifact import ELEMENT_BYTES, Artifact, Selection
 from device_check.driver import Module
 from device_check.floors import Rates
 from device_check.memory import DTYPES, addresses_of, record
@@ -112,6 +112,7 @@ WHAT: Mapping[str, Sequence[Model]] = {
     "small": (QWEN_1_5B,),
     "samples": (QWEN_1_5B,),
     "adopted": (QWEN_1_5B, LLAMA_8B),
+    "layers": (QWEN_1_5B, QWEN_0_5B),
 }
 
 
@@ -129,6 +130,7 @@ def all_times(
         "small": small_kernels,
         "samples": samples,
         "adopted": adopted,
+        "layers": whole_layers,
     }
     for name in what:
         for model in WHAT[name]:
@@ -382,3 +384,15 @@ def samples(
                 beat(module.artifact.name)
                 row["ours"][module.artifact.name] = time_artifact(module, shape, [tensors], {})
             yield row
+
+
+def whole_layers(
+    modules: Mapping[str, Module], model: Model, _rates: Rates, deadline: Deadline, beat: Callable[[str], None]
+) -> Iterator[dict[str, Any]]:
+    """A layer of a decode step, with norms and appends in its products and without."""
+    selection = Selection.of(next(iter(modules.values())).artifact.folder)
+    for row in layers.times(modules, selection, model, microseconds):
+        beat(f"a layer of {row['rows']} rows")
+        yield row
+        if deadline.passed():
+            return
