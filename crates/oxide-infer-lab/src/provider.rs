@@ -2,6 +2,7 @@
 
 mod attention;
 mod cache;
+mod chained;
 mod fused;
 mod judged;
 mod norms;
@@ -9,7 +10,7 @@ mod tokens;
 
 use crate::call::{Bench, Call, Outcome, failed};
 use crate::gates::Shape;
-pub(crate) use fused::NormedProducts;
+pub(crate) use fused::{InputNorm, NormedProducts};
 use judged::{Judged, agrees, is_padding};
 pub(crate) use norms::NormedReference;
 use oxide_infer::activation::swiglu;
@@ -109,9 +110,18 @@ impl OxideTile {
         }
     }
 
-    /// A product with its input staged; if the artifact normalizes it, as the residual stream with a norm's weights.
+    /// A product with its input staged; if the artifact normalizes it, as the residual stream with a norm's weights, and if
+    /// it was weighted before, with sums of the stream's squares.
     fn product<'a>(&self, asked: Request, input: &FloatView<'_, 2>) -> Result<Call<'a>, Refusal> {
         let asked = self.tiled(asked);
+        if self.has("norm", "squares") {
+            let [m, k] = input.shape();
+            let mut call = Call::new(asked.property("input", "weighted_bf16").property("norm", "squares"));
+            call.read_float("input", input)?;
+            call.read_list("squares", &chained::squares(m, k));
+            call.attribute("epsilon", chained::EPSILON);
+            return Ok(call);
+        }
         if !self.has("norm", "rms") {
             let mut call = Call::new(asked);
             call.read_float("input", input)?;
@@ -193,6 +203,9 @@ impl Operators for OxideTile {
         let [m, _] = operands.input.shape();
         if m == 0 {
             return Ok(());
+        }
+        if self.has("residual", "weighted") {
+            return chained::weighted(self, spec, operands);
         }
         let mut call = self.product(with(Request::from(spec), &[("m", m)]), &operands.input)?;
         stage_product(&mut call, operands)?;
@@ -276,6 +289,9 @@ impl Operators for OxideTile {
         spec: &rope_append::Spec,
         operands: rope_append::Operands<'_>,
     ) -> Result<(), Refusal> {
+        if self.has("norm", "squares") {
+            return chained::rope_append(self, spec, operands);
+        }
         if self.has("qkv", "projected") {
             return fused::rope_append(self, spec, operands);
         }

@@ -8,7 +8,7 @@ mod scope;
 mod tests;
 
 use crate::call::{Bench, Unwritten};
-use crate::provider::{Choice, NormedProducts, NormedReference, OxideTile};
+use crate::provider::{Choice, InputNorm, NormedProducts, NormedReference, OxideTile};
 use crate::record::Finding;
 use anyhow::{Result, anyhow, ensure};
 use oxide_infer::Contract;
@@ -186,7 +186,9 @@ fn contract_cases(mut tile: OxideTile, contract: Contract) -> Found {
     let report: Report = if tile.has("qk_norm", "present") {
         conformance::run_against(&mut tile, &mut NormedReference, contract)
     } else if contract == Contract::DENSE && tile.has("norm", "rms") {
-        conformance::run_against(&mut tile, &mut NormedProducts, contract)
+        conformance::run_against(&mut tile, &mut NormedProducts(InputNorm::Rms), contract)
+    } else if contract == Contract::DENSE && tile.has("norm", "squares") {
+        conformance::run_against(&mut tile, &mut NormedProducts(InputNorm::Squares), contract)
     } else {
         conformance::run_contracts(&mut tile, &[contract])
     };

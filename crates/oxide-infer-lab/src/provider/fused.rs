@@ -1,6 +1,7 @@
 //! Products of the normalized residual stream (`norm=rms`), on the cases of what follows the norm.
 
 use super::cache::{packed, rotations, sizes};
+use super::chained;
 use super::{Judged, OxideTile, Refusal, failed, with};
 use crate::call::Call;
 use half::bf16;
@@ -27,13 +28,31 @@ pub(super) fn stream(input: &FloatView<'_, 2>) -> Vec<f32> {
     (0..m * k).map(|i| input.at([i / k, i % k])).collect()
 }
 
-/// What artifacts of `gemm.dense` with `norm=rms` are compared with: `normalization.rms_norm` in `f32`, and then the product.
-pub(crate) struct NormedProducts;
+/// How an artifact comes to a normalized input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InputNorm {
+    /// `norm=rms`: it normalizes the residual stream.
+    Rms,
+    /// `norm=squares`: the stream was weighted before, and sums of its squares are given.
+    Squares,
+}
+
+/// What artifacts of `gemm.dense` with a norm are compared with: the norm in `f32`, and then the product.
+pub(crate) struct NormedProducts(pub(crate) InputNorm);
+
+impl NormedProducts {
+    fn normed(&self, input: &FloatView<'_, 2>) -> Result<Vec<f32>, Refusal> {
+        match self.0 {
+            InputNorm::Rms => normed(input),
+            InputNorm::Squares => Ok(chained::scaled(input)),
+        }
+    }
+}
 
 impl Operators for NormedProducts {
     fn dense(&mut self, spec: &dense::Spec, operands: dense::Operands<'_>) -> Result<(), Refusal> {
         operands.check(spec)?;
-        let input = normed(&operands.input)?;
+        let input = self.normed(&operands.input)?;
         let input = FloatView::contiguous(&input, operands.input.shape()).map_err(failed)?;
         let config = dense::Config { input: DType::F32, ..spec.config().clone() };
         let spec = dense::Spec::new(config).map_err(failed)?;
@@ -46,7 +65,7 @@ impl Operators for NormedProducts {
         operands: dense_swiglu::Operands<'_>,
     ) -> Result<(), Refusal> {
         operands.check(spec)?;
-        let input = normed(&operands.input)?;
+        let input = self.normed(&operands.input)?;
         let input = FloatView::contiguous(&input, operands.input.shape()).map_err(failed)?;
         let config = dense_swiglu::Config { input: DType::F32, ..spec.config().clone() };
         let spec = dense_swiglu::Spec::new(config).map_err(failed)?;

@@ -99,7 +99,7 @@ pub(super) fn run(mut bench: Bench, artifact: &Arc<Artifact>) -> Result<Found> {
 /// The least of each dimension, and some rows.
 fn dimensions(manifest: &Manifest) -> Dimensions {
     let size = |(name, domain): (&String, &Domain)| {
-        let rows = matches!(name.as_str(), "m" | "tokens" | "rows");
+        let rows = matches!(name.as_str(), "m" | "tokens" | "rows" | "batch");
         (name.clone(), if rows { ROWS.clamp(domain.min, domain.max) } else { domain.min })
     };
     manifest.dimensions.iter().map(size).collect()

@@ -54,9 +54,12 @@ impl Shape {
             // More tiles than multiprocessors, so that a block takes a second one, and rows over a tile's border.
             ("gemm.dense", "prefill_gemm.dense") => &[("m", 133), ("n", 17_416), ("k", 136)],
             ("gemm.dense", "decode_gemm.streamed") => &[("m", 1), ("k", 1056)],
+            // In multiples of 32, since sums of squares are loaded four at a time.
+            ("gemm.dense", "chained_gemm.scaled_swiglu") => &[("m", 17), ("n", 200), ("k", 1056)],
             // More steps of k than any schedule has stages, but where clusters cut k, and rows or columns over a tile's border.
             ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
+            ("kv_cache.rope_append", "chained_gemm.scaled_projected") => &[("tokens", 33), ("num_q_heads", 9)],
             ("kv_cache.rope_append", "decode_gemm.projected") => &[("tokens", 1), ("num_q_heads", 9)],
             ("kv_cache.rope_append", _) => &[("tokens", 135), ("num_q_heads", 9)],
             ("kv_cache.paged_append", _) => &[("tokens", 135), ("num_kv_heads", 3)],

@@ -124,6 +124,10 @@ fn an_artifact_that_does_what_is_documented_passes() {
         "projected.bf16.128.absent.s2",
         "streamed.bf16.f32.norm.s4",
         "streamed.bf16.bf16.norm_swiglu.s4",
+        "weighted.bf16.m8_64x128_s5_split8",
+        "scaled_swiglu.bf16.m8_64x128_s3",
+        "scaled_projected.bf16.64.absent.m8_64x128_s5_split4",
+        "scaled_projected.bf16.128.present.m32_64x128_s3_split4",
     ] {
         let found = found(name, emulated::documented);
         assert!(found.checks >= 2, "{name}: {found:?}");
@@ -151,6 +155,18 @@ fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
         ),
         ("projected.bf16.128.present.s2", emulated::with_no_norm, "should be"),
         ("streamed.bf16.f32.norm.s4", emulated::with_no_norm, "should be"),
+        ("weighted.bf16.m8_64x128_s5_split8", emulated::with_no_weights, "weighted["),
+        ("scaled_swiglu.bf16.m8_64x128_s3", emulated::with_a_neighbours_squares, "should be"),
+        (
+            "scaled_projected.bf16.64.present.m8_64x128_s5_split4",
+            emulated::with_a_neighbours_squares,
+            "should be",
+        ),
+        (
+            "scaled_projected.bf16.128.absent.m16_64x128_s5_split2",
+            emulated::with_a_silent_fault,
+            "the device found no fault",
+        ),
     ] {
         let failures = found(name, wrong).failures;
         assert!(failures.iter().any(|failure| failure.contains(says)), "{name}, {says}: {failures:?}");

@@ -114,9 +114,11 @@ fn models() -> Vec<Case> {
             cases.push(Case::new(shape(q, kv, head_dim), &[(1, kv_len)], Spacing::Dense));
         }
     }
-    for (batch, head_dim) in [(17, 128), (256, 64)] {
+    for (batch, [q, kv], head_dim) in
+        [(17, [2, 1], 128), (256, [2, 1], 64), (33, [9, 3], 64), (33, [9, 3], 128), (8, [12, 2], 128)]
+    {
         let lens: Vec<_> = (0..batch).map(|i| (1, (i * 37 + 63) % 131 + 1)).collect();
-        cases.push(Case::new(shape(2, 1, head_dim), &lens, Spacing::Dense));
+        cases.push(Case::new(shape(q, kv, head_dim), &lens, Spacing::Dense));
     }
     cases
 }
@@ -157,6 +159,17 @@ const FAULTS_OF_ONE: [Fault; 4] = [
     ("a negative page of the only token", |_, case| case.batch.table[0][1] = -7),
 ];
 
+/// What may be wrong with one of the tokens of a decode batch.
+const FAULTS_OF_DECODE: [Fault; 3] = [
+    ("a negative position in a decode batch", |_, case| case.positions[1] = -1),
+    ("a position in a decode batch past the block table", |_, case| {
+        case.positions[1] = case.batch.capacity();
+    }),
+    ("a page in a decode batch past the pool", |_, case| {
+        case.batch.table[1][0] = case.batch.num_pages as i32;
+    }),
+];
+
 /// Batches that are right until a fault is put in: 3 + 1 tokens, the last one just over a page, 3 pages to a row. Small,
 /// and as models have it.
 fn good() -> impl Iterator<Item = Case> {
@@ -176,10 +189,16 @@ fn good_of_one() -> impl Iterator<Item = Case> {
     good().map(|case| Case::new(case.shape, &[(1, case.shape.paging.page_size as i32 + 1)], Spacing::Dense))
 }
 
+/// One token of each of three sequences.
+fn good_of_decode() -> impl Iterator<Item = Case> {
+    good().map(|case| Case::new(case.shape, &[(1, 3), (1, 2), (1, 1)], Spacing::Dense))
+}
+
 /// Every batch that is right, with every fault of it.
 fn faulty() -> impl Iterator<Item = (Case, Fault)> {
     let of_one = good_of_one().flat_map(|case| FAULTS_OF_ONE.map(|fault| (case.clone(), fault)));
-    good().flat_map(|case| FAULTS.map(|fault| (case.clone(), fault))).chain(of_one)
+    let of_decode = good_of_decode().flat_map(|case| FAULTS_OF_DECODE.map(|fault| (case.clone(), fault)));
+    good().flat_map(|case| FAULTS.map(|fault| (case.clone(), fault))).chain(of_one).chain(of_decode)
 }
 
 pub(super) fn run_append(suite: &mut Suite<'_>) {

@@ -38,7 +38,7 @@ pub(super) fn documented(
         "gemm.dense" => products::product(memory, dimensions, manifest),
         "kv_cache.rope_append" => {
             if has("qkv", "projected") {
-                products::project(memory);
+                products::project(memory, dimensions);
             }
             return cache::append(memory, dimensions, manifest);
         }
@@ -98,6 +98,27 @@ pub(super) fn with_no_norm(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Opti
     put(m, "norm_weight", &vec![bf16::ONE; norm_weight.len()]);
     let fault = documented(a, d, m);
     put(m, "norm_weight", &norm_weight);
+    fault
+}
+
+/// Sums of squares are taken for those of the row before.
+pub(super) fn with_a_neighbours_squares(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+    let size = |names: [&str; 2]| names.iter().find_map(|name| d.get(*name)).copied().unwrap_or(0) as usize;
+    let k = size(["k", "hidden_size"]);
+    let mut squares = list::<f32>(m, "squares");
+    squares.rotate_left(k / 8);
+    put(m, "squares", &squares);
+    let fault = documented(a, d, m);
+    squares.rotate_right(k / 8);
+    put(m, "squares", &squares);
+    fault
+}
+
+/// What leaves beside the residual stream has no weights.
+pub(super) fn with_no_weights(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+    let fault = documented(a, d, m);
+    let output: Vec<bf16> = list::<f32>(m, "output").into_iter().map(bf16::from_f32).collect();
+    put(m, "weighted", &output);
     fault
 }
 

@@ -1,24 +1,29 @@
-//! Products of one row.
+//! Products of a few rows.
 
 use super::cache::round;
 use super::{Memory, list, put};
 use half::bf16;
 use oxide_infer_cuda::artifact::{Dimensions, Manifest};
 
-/// `gemm.dense` of any form that a kernel of one row has.
+/// `gemm.dense` of any form in which a norm is part of a product.
 pub(super) fn product(memory: &mut Memory, dimensions: &Dimensions, manifest: &Manifest) {
     let has = |name: &str, value: &str| {
         manifest.properties.get(name).is_some_and(|found| found.to_string() == value)
     };
-    let mut sums = sums(memory);
+    let (n, k) = (dimensions["n"] as usize, dimensions["k"] as usize);
+    let mut sums = sums(memory, k);
     if has("activation", "swiglu") {
-        let up = sums.split_off(dimensions["n"] as usize);
-        let gated = |(gate, up): (&f32, f32)| gate / (1.0 + (-gate).exp()) * up;
-        sums = sums.iter().zip(up).map(gated).collect();
+        let gated = |(gate, up): (&f32, &f32)| gate / (1.0 + (-gate).exp()) * up;
+        sums = sums.chunks_exact(2 * n).flat_map(|row| row[..n].iter().zip(&row[n..]).map(gated)).collect();
     }
-    if has("residual", "present") {
+    if has("residual", "weighted") {
         let residual = list::<f32>(memory, "residual");
         sums.iter_mut().zip(residual).for_each(|(sum, residual)| *sum += residual);
+        let norm = list::<bf16>(memory, "norm_weight");
+        let weighted = sums.iter().zip(norm.iter().cycle()).map(|(sum, norm)| sum * norm.to_f32());
+        put(memory, "weighted", &rounded(&weighted.collect::<Vec<_>>()));
+        let square = |eight: &[f32]| eight.iter().map(|x| x * x).sum();
+        put(memory, "squares", &sums.chunks_exact(8).map(square).collect::<Vec<f32>>());
     }
     match has("output", "f32") {
         true => put(memory, "output", &sums),
@@ -27,33 +32,52 @@ pub(super) fn product(memory: &mut Memory, dimensions: &Dimensions, manifest: &M
 }
 
 /// The heads of `kv_cache.rope_append` with `qkv=projected`, as the packed form has them.
-pub(super) fn project(memory: &mut Memory) {
-    let mut sums = sums(memory);
+pub(super) fn project(memory: &mut Memory, dimensions: &Dimensions) {
+    let mut sums = sums(memory, dimensions["hidden_size"] as usize);
     if memory.contains_key("bias") {
         let bias = list::<bf16>(memory, "bias");
-        sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += bias.to_f32());
+        sums.iter_mut().zip(bias.iter().cycle()).for_each(|(sum, bias)| *sum += bias.to_f32());
     }
     put(memory, "qkv", &rounded(&sums));
-    put(memory, "query_start", &[0, 1]);
+    put(memory, "query_start", &(0..=dimensions["tokens"] as i32).collect::<Vec<_>>());
 }
 
-/// Each row of the weight times the input; with a norm the input is weighted and rounded, and the sums are scaled.
-fn sums(memory: &Memory) -> Vec<f32> {
-    let (mut scale, weight) = (1.0, list::<bf16>(memory, "weight"));
-    let input: Vec<f32> = if memory.contains_key("norm_weight") {
+/// Each row of the input times each row of the weight. With a norm the input is weighted and rounded, here or before, and
+/// the sums are scaled.
+fn sums(memory: &Memory, k: usize) -> Vec<f32> {
+    let weight: Vec<f64> = list::<bf16>(memory, "weight").iter().map(|x| x.to_f64()).collect();
+    let projects = memory.contains_key("q_out");
+    let given = || list::<bf16>(memory, "input").into_iter().map(bf16::to_f32).collect();
+    let (input, scales): (Vec<f32>, Vec<f32>) = if memory.contains_key("squares") && !writes_squares(memory) {
+        let squares = list::<f32>(memory, "squares");
+        let mean = |row: &[f32]| row.iter().sum::<f32>() / k as f32;
+        // Epsilons are the gate's own: what a call stages of attributes is not memory.
+        let epsilon = if projects { 12.0 } else { 0.25 };
+        let scale = |row: &[f32]| 1.0 / (mean(row) + epsilon).sqrt();
+        (given(), squares.chunks_exact(k / 8).map(scale).collect())
+    } else if memory.contains_key("norm_weight") && !writes_squares(memory) {
         let (stream, norm) = (list::<f32>(memory, "input"), list::<bf16>(memory, "norm_weight"));
         let mean = stream.iter().map(|x| x * x).sum::<f32>() / stream.len() as f32;
-        // The gate's own: what a call stages of attributes is not memory.
-        let epsilon = if memory.contains_key("q_out") { 12.0 } else { 0.01 };
-        scale = 1.0 / (mean + epsilon).sqrt();
-        stream.iter().zip(norm).map(|(x, weight)| round(x * weight.to_f32())).collect()
+        let epsilon = if projects { 12.0 } else { 0.01 };
+        let weighted = stream.iter().zip(norm).map(|(x, weight)| round(x * weight.to_f32()));
+        (weighted.collect(), vec![1.0 / (mean + epsilon).sqrt()])
     } else {
-        list::<bf16>(memory, "input").into_iter().map(bf16::to_f32).collect()
+        let input: Vec<f32> = given();
+        let rows = input.len() / k;
+        (input, vec![1.0; rows])
     };
-    let dot = |row: &[bf16]| {
-        row.iter().zip(&input).map(|(w, x)| f64::from(w.to_f32()) * f64::from(*x)).sum::<f64>()
+    let dot = |row: &[f32], weight: &[f64]| {
+        row.iter().zip(weight).map(|(x, w)| f64::from(*x) * w).sum::<f64>() as f32
     };
-    weight.chunks_exact(input.len()).map(|row| dot(row) as f32 * scale).collect()
+    let of = |(row, scale): (&[f32], f32)| {
+        weight.chunks_exact(k).map(|weight| dot(row, weight) * scale).collect::<Vec<_>>()
+    };
+    input.chunks_exact(k).zip(scales).flat_map(of).collect()
+}
+
+/// Whether the squares are a result.
+fn writes_squares(memory: &Memory) -> bool {
+    memory.contains_key("weighted")
 }
 
 fn rounded(values: &[f32]) -> Vec<bf16> {
