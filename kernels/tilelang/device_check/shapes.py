@@ -121,7 +121,7 @@ def projections(artifact: Artifact) -> Iterator[Shape]:
     largest = artifact.manifest["dimensions"]["hidden_size"]["max"]
     for num_q_heads, num_kv_heads, hidden_size, blocks in (
         (12, 2, 1536, 128),
-        (28, 4, 3584, 96),
+        (28, 4, 2304, 96),
         (9, 3, 576, 5),
         (1, 1, largest, 300),
     ):
