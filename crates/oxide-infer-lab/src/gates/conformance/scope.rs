@@ -59,7 +59,9 @@ impl Shape {
             // More steps of k than any schedule has stages, but where clusters cut k, and rows or columns over a tile's border.
             ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
-            ("kv_cache.rope_append", "chained_gemm.scaled_projected") => &[("tokens", 33), ("num_q_heads", 9)],
+            ("kv_cache.rope_append", "chained_gemm.scaled_projected") => {
+                &[("tokens", 33), ("num_q_heads", 9)]
+            }
             ("kv_cache.rope_append", "decode_gemm.projected") => &[("tokens", 1), ("num_q_heads", 9)],
             ("kv_cache.rope_append", _) => &[("tokens", 135), ("num_q_heads", 9)],
             ("kv_cache.paged_append", _) => &[("tokens", 135), ("num_kv_heads", 3)],

@@ -102,7 +102,11 @@ pub(super) fn with_no_norm(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Opti
 }
 
 /// Sums of squares are taken for those of the row before.
-pub(super) fn with_a_neighbours_squares(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+pub(super) fn with_a_neighbours_squares(
+    a: &Artifact,
+    d: &Dimensions,
+    m: &mut Memory,
+) -> Option<DeviceStatus> {
     let size = |names: [&str; 2]| names.iter().find_map(|name| d.get(*name)).copied().unwrap_or(0) as usize;
     let k = size(["k", "hidden_size"]);
     let mut squares = list::<f32>(m, "squares");
