@@ -256,7 +256,7 @@ impl Binder<'_> {
                 self.rope_append(&request, *head_norms, layer, layout, to)
             }
             CudaOperator::Attention { .. } => self.attention(&request, layer, class, layout, to),
-            CudaOperator::Fused(fused) => self.fused(fused, layer, layout, to),
+            CudaOperator::Fused(fused) => self.fused(&request, fused, layer, layout, to),
             CudaOperator::Other(_) => unreachable!("it has no request"),
         }
     }

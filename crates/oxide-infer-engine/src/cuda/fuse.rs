@@ -1,9 +1,11 @@
-//! Fewer operators for a decode step of one row: what stands around a product is computed with it.
+//! Fewer operators for a decode step of few rows: what stands around a product is computed with it.
 //!
-//! At one row a step is as long as reading the weights takes, plus what every launch adds. Kernels of one row leave no operator
+//! A step of few rows is as long as reading the weights takes, plus what every launch adds. Kernels of one row leave no operator
 //! that only norms, turns or appends. At more rows, and for long ones, they lose to the plain ones (see
-//! `docs/artifacts.md`), so other classes and models have the operators as they were lowered.
+//! `docs/artifacts.md`); there norms are spread over the products around them ([`chain`]). Classes and models that
+//! neither has artifacts for have the operators as they were lowered.
 
+mod chain;
 #[cfg(test)]
 mod tests;
 mod tiles;
@@ -28,26 +30,39 @@ pub(super) struct Step<'a> {
     pub(super) logits: Option<Request>,
 }
 
-/// Several operators in one, over the one row of a step.
+/// Several operators in one.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Fused {
-    /// `Rotated = rope(query)` of heads projected from `rms_norm(Hidden)`, keys and values into their pages.
+    /// `Rotated = rope(query)` of heads projected from `rms_norm(Hidden)`, keys and values into their pages; of one row.
     Projection {
         norm: Norm,
         /// Of query, key and value.
         weights: Vec<Matrix>,
         bias: Option<Vec<Vector>>,
     },
-    /// `Activated = silu(normed · gateᵀ) · (normed · upᵀ)`, `normed = rms_norm(Hidden)`
+    /// `Activated = silu(normed · gateᵀ) · (normed · upᵀ)`, `normed = rms_norm(Hidden)`; of one row.
     SwiGlu { norm: Norm, gate: Matrix, up: Matrix },
+    /// `Hidden += input · weightᵀ`; `Normed = Hidden · norm's weight` and `Squares` are what the next product needs.
+    Weighted { input: Activation, weight: Matrix, norm: Vector },
+    /// As `Projection`, of `Normed` over the root of the mean of `Squares`.
+    ScaledProjection {
+        eps: f32,
+        /// Of query, key and value.
+        weights: Vec<Matrix>,
+        bias: Option<Vec<Vector>>,
+    },
+    /// As `SwiGlu`, of `Normed` over the root of the mean of `Squares`.
+    ScaledSwiGlu { eps: f32, gate: Matrix, up: Matrix },
 }
 
 impl Fused {
     /// What errors call it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::Projection { .. } => "query, key and value projection",
-            Self::SwiGlu { .. } => "gate and up projection",
+            Self::Projection { .. } | Self::ScaledProjection { .. } => "query, key and value projection",
+            Self::SwiGlu { .. } | Self::ScaledSwiGlu { .. } => "gate and up projection",
+            Self::Weighted { input: Activation::Attention, .. } => "attention output projection",
+            Self::Weighted { .. } => "down projection",
         }
     }
 }
@@ -55,15 +70,22 @@ impl Fused {
 impl<'a> Requests<'a> {
     /// The operators of a class.
     pub(super) fn step(&self, class: StepClass) -> Step<'a> {
-        let alone = matches!(class, StepClass::Decode(DecodeClass { rows: 1, .. }));
-        // Kernels of one row add up in an order of their own.
-        if !alone || self.normalizes_heads() || self.sizes.goal == PlanGoal::Deterministic {
-            return Step { layers: Cow::Borrowed(&self.model.layers), logits: None };
+        match class {
+            // Kernels that fuse operators round and add up in ways of their own.
+            StepClass::Decode(_) if self.sizes.goal == PlanGoal::Deterministic => self.lowered(),
+            StepClass::Decode(DecodeClass { rows: 1, .. }) if !self.normalizes_heads() => Step {
+                layers: self.model.layers.iter().map(|operators| self.fuse(operators)).collect(),
+                logits: Some(self.normed_logits()).filter(|request| self.admitted(request)),
+            },
+            StepClass::Decode(DecodeClass { rows: 2.., .. }) => {
+                Step { layers: Cow::Owned(self.chain(class)), logits: None }
+            }
+            _ => self.lowered(),
         }
-        Step {
-            layers: self.model.layers.iter().map(|operators| self.fuse(operators)).collect(),
-            logits: Some(self.normed_logits()).filter(|request| self.admitted(request)),
-        }
+    }
+
+    fn lowered(&self) -> Step<'a> {
+        Step { layers: Cow::Borrowed(&self.model.layers), logits: None }
     }
 
     /// No kernel normalizes heads between their projection and their turn.
@@ -76,7 +98,9 @@ impl<'a> Requests<'a> {
         let (mut rest, mut fused) = (operators, Vec::new());
         while let Some(first) = rest.first() {
             let (operator, used) = match first_fused(rest) {
-                Some((made, used)) if self.admitted(&self.fused(&made)) => (CudaOperator::Fused(made), used),
+                Some((made, used)) if self.admitted(&self.fused(&made, 1)) => {
+                    (CudaOperator::Fused(made), used)
+                }
                 _ => (first.clone(), 1),
             };
             fused.push(operator);
@@ -90,13 +114,24 @@ impl<'a> Requests<'a> {
         self.registry.select(request).is_ok()
     }
 
-    /// What is asked of the artifacts for it.
-    pub(super) fn fused(&self, fused: &Fused) -> Request {
+    /// What is asked of the artifacts for it, over so many rows.
+    pub(super) fn fused(&self, fused: &Fused, rows: usize) -> Request {
         match fused {
             Fused::Projection { norm, bias, .. } => self.projection(norm, bias.is_some()),
             Fused::SwiGlu { gate, .. } => {
-                let plain = dense_request(1, &[*gate], DType::BF16, &[("activation", "swiglu")]);
+                let plain = dense_request(rows, &[*gate], DType::BF16, &[("activation", "swiglu")]);
                 normed(self.tiled(plain, gate.rows, tiles::PAIRS))
+            }
+            Fused::Weighted { weight, .. } => {
+                let epilogue = [("bias", "absent"), ("residual", "weighted")];
+                dense_request(rows, &[*weight], Activation::Hidden.dtype(), &epilogue)
+            }
+            Fused::ScaledProjection { weights, bias, .. } => {
+                self.projected("squares", bias.is_some(), rows, weights[0].cols)
+            }
+            Fused::ScaledSwiGlu { gate, .. } => {
+                let form = [("activation", "swiglu"), ("input", "weighted_bf16"), ("norm", "squares")];
+                dense_request(rows, &[*gate], DType::BF16, &form)
             }
         }
     }
@@ -108,16 +143,20 @@ impl<'a> Requests<'a> {
     }
 
     fn projection(&self, norm: &Norm, biased: bool) -> Request {
+        let width = Activation::Projected.width(self.config);
+        let Tiles { blocks, .. } = Tiles::of(width, tiles::ROWS, self.sizes.multiprocessors);
+        with(self.projected("rms", biased, 1, norm.weight.len), &[], &[("blocks", blocks)])
+    }
+
+    /// Heads of one token of every sequence, projected, turned and appended.
+    fn projected(&self, norm: &str, biased: bool, rows: usize, hidden_size: usize) -> Request {
         let properties = [
             ("qkv", "projected"),
-            ("norm", "rms"),
+            ("norm", norm),
             ("bias", if biased { "bf16" } else { "absent" }),
             ("qk_norm", "absent"),
         ];
-        let width = Activation::Projected.width(self.config);
-        let Tiles { blocks, .. } = Tiles::of(width, tiles::ROWS, self.sizes.multiprocessors);
-        let dimensions = [("batch", 1), ("hidden_size", norm.weight.len), ("blocks", blocks)];
-        with(self.rope(1), &properties, &dimensions)
+        with(self.rope(rows), &properties, &[("batch", rows), ("hidden_size", hidden_size)])
     }
 
     fn tiled(&self, request: Request, rows: usize, largest: usize) -> Request {

@@ -78,7 +78,10 @@ pub(super) enum Residual {
 pub(super) enum Activation {
     /// The residual stream, in f32: in bf16 its roundings would be most of a step's error.
     Hidden,
+    /// The residual stream normalized, or in a chain weighted only.
     Normed,
+    /// Sums of the squares of the residual stream's elements, eight by eight.
+    Squares,
     /// Query, key and value heads.
     Projected,
     Rotated,
@@ -87,13 +90,20 @@ pub(super) enum Activation {
 }
 
 impl Activation {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Hidden, Self::Normed, Self::Projected, Self::Rotated, Self::Attention, Self::Activated];
+    pub(super) const ALL: [Self; 7] = [
+        Self::Hidden,
+        Self::Normed,
+        Self::Squares,
+        Self::Projected,
+        Self::Rotated,
+        Self::Attention,
+        Self::Activated,
+    ];
 
     /// Type of its elements.
     pub(super) fn dtype(self) -> DType {
         match self {
-            Self::Hidden => DType::F32,
+            Self::Hidden | Self::Squares => DType::F32,
             _ => DType::BF16,
         }
     }
@@ -102,6 +112,7 @@ impl Activation {
     pub(super) fn width(self, config: &ModelConfig) -> usize {
         match self {
             Self::Hidden | Self::Normed => config.hidden_size,
+            Self::Squares => config.hidden_size.div_ceil(8),
             Self::Projected => config.query_size() + 2 * config.kv_size(),
             Self::Rotated | Self::Attention => config.query_size(),
             Self::Activated => config.intermediate_size,

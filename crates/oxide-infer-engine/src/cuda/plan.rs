@@ -201,7 +201,7 @@ impl Requests<'_> {
             }
             CudaOperator::RopeAppend { head_norms } => self.rope_append(class, head_norms.as_ref()),
             CudaOperator::Attention { window } => self.windowed(self.attention(class), *window),
-            CudaOperator::Fused(fused) => self.fused(fused),
+            CudaOperator::Fused(fused) => self.fused(fused, tokens),
             CudaOperator::Other(_) => return None,
         };
         Some(self.algorithms.settle(Phase::of(class), request))

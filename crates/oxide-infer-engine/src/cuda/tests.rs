@@ -315,6 +315,34 @@ fn kernels_come_from_a_folder_if_one_is_given() {
 }
 
 #[test]
+fn a_decode_step_of_a_few_rows_has_no_norms_between_products_that_share_them() {
+    let device = device();
+    let changes =
+        json!({"hidden_size": 768, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64});
+    let (_dir, source) = source(Architecture::Llama, changes);
+    let executor = load_cuda_on(&device.context, &source, &OPTIONS, &mut |_| ()).unwrap();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let layers = executor.num_pools / 2;
+    // The first norm, projection and append are as they were lowered, and the head is a norm and a product.
+    assert_eq!(
+        lens,
+        [1 + 5 * layers + 1, 1 + 2 + 5 * layers + 2, 1 + 2 + 5 * layers + 2, 1 + 2 + 5 * layers + 2]
+    );
+    let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
+    let choices = EngineRequest { choices: NonZeroU32::new(3).unwrap(), ..request(65, 3, greedy()) };
+    assert_eq!(answer(&engine, choices), (9, None));
+    let counters = engine.operators();
+    let launched = |part: &str| {
+        counters.snapshot().filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum::<u64>()
+    };
+    let (steps, layers) = (2, layers as u64);
+    assert_eq!(launched("weighted"), steps * (2 * layers - 1));
+    assert_eq!(launched("scaled_swiglu"), steps * layers);
+    assert_eq!(launched("scaled_projected"), steps * (layers - 1));
+    assert_eq!(device.driver.violations(), Vec::<String>::new());
+}
+
+#[test]
 fn one_sequence_is_attended_to_in_one_launch_until_it_is_long() {
     let device = device();
     let (_dir, source) = source(Architecture::Llama, json!({"max_position_embeddings": 8192}));

@@ -1,48 +1,88 @@
-//! The operators of a decode step of one row.
+//! Several operators in one, of a decode step of few rows.
 
 use super::{Binder, PrepareError, Sequence};
 use crate::cuda::fuse::Fused;
 use crate::cuda::inputs::BodyLayout;
 use crate::cuda::lower::{Activation, Norm};
+use crate::cuda::memory::DeviceBuffers;
 use crate::model::{Matrix, Vector};
 use oxide_infer_cuda::artifact::Request;
-use oxide_infer_cuda::runtime::Operands;
+use oxide_infer_cuda::runtime::{Operands, RegionError};
 
 impl Binder<'_> {
     pub(super) fn fused(
         &mut self,
+        request: &Request,
         fused: &Fused,
         layer: usize,
         layout: &BodyLayout,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
-        let request = self.requests.fused(fused);
+        let buffers = self.buffers;
         match fused {
             Fused::Projection { norm, weights, bias } => {
-                self.projection(&request, (norm, weights, bias.as_deref()), layer, layout, to)
+                let norm_weight = self.weight(norm.weight.id, norm.weight.len)?;
+                let operands = Operands::new()
+                    .span("input", buffers.activation(Activation::Hidden)?)
+                    .region("norm_weight", &norm_weight)
+                    .attribute("epsilon", norm.eps);
+                self.projection(request, operands, (weights, bias.as_deref()), layer, layout, to)
             }
-            Fused::SwiGlu { norm, gate, up } => self.normed_swiglu(&request, norm, [gate, up], to),
+            Fused::SwiGlu { norm, gate, up } => self.normed_swiglu(request, norm, [gate, up], to),
+            Fused::Weighted { input, weight, norm } => self.weighted(request, *input, weight, norm, to),
+            Fused::ScaledProjection { eps, weights, bias } => {
+                let operands = scaled(buffers, *eps)?;
+                self.projection(request, operands, (weights, bias.as_deref()), layer, layout, to)
+            }
+            Fused::ScaledSwiGlu { eps, gate, up } => {
+                let weight = self.weight(gate.id, gate.rows * gate.cols + up.rows * up.cols)?;
+                let operands = scaled(buffers, *eps)?
+                    .region("weight", &weight)
+                    .span("output", buffers.activation(Activation::Activated)?);
+                self.bind(request, operands, to)
+            }
         }
     }
 
+    fn weighted(
+        &mut self,
+        request: &Request,
+        input: Activation,
+        weight: &Matrix,
+        norm: &Vector,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
+        let (buffers, hidden) = (self.buffers, self.buffers.activation(Activation::Hidden)?);
+        let weight = self.weight(weight.id, weight.rows * weight.cols)?;
+        let norm_weight = self.weight(norm.id, norm.len)?;
+        let operands = Operands::new()
+            .span("input", buffers.activation(input)?)
+            .region("weight", &weight)
+            .span("residual", hidden)
+            .region("norm_weight", &norm_weight)
+            .span("output", hidden)
+            .span("weighted", buffers.activation(Activation::Normed)?)
+            .span("squares", buffers.activation(Activation::Squares)?);
+        self.bind(request, operands, to)
+    }
+
+    /// Heads of whatever `operands` say is projected.
     fn projection(
         &mut self,
         request: &Request,
-        (norm, weights, bias): (&Norm, &[Matrix], Option<&[Vector]>),
+        operands: Operands<'_>,
+        (weights, bias): (&[Matrix], Option<&[Vector]>),
         layer: usize,
         layout: &BodyLayout,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
         let (buffers, tables) = (self.buffers, self.tables(layout)?);
-        let norm_weight = self.weight(norm.weight.id, norm.weight.len)?;
         let weight =
             self.weight(weights[0].id, weights.iter().map(|weight| weight.rows * weight.cols).sum())?;
         let bias = bias.map(|bias| self.weight(bias[0].id, bias.iter().map(|part| part.len).sum()));
         let bias = bias.transpose()?;
         let [k_pages, v_pages] = buffers.layer(layer)?;
-        let mut operands = Operands::new()
-            .span("input", buffers.activation(Activation::Hidden)?)
-            .region("norm_weight", &norm_weight)
+        let mut operands = operands
             .region("weight", &weight)
             .region("positions", &tables.positions)
             .region("block_table", &tables.block_table)
@@ -50,7 +90,6 @@ impl Binder<'_> {
             .span("q_out", buffers.activation(Activation::Rotated)?)
             .region("k_pages", &k_pages)
             .region("v_pages", &v_pages)
-            .attribute("epsilon", norm.eps)
             .status(self.status);
         if let Some(bias) = &bias {
             operands = operands.region("bias", bias);
@@ -89,4 +128,12 @@ impl Binder<'_> {
             .attribute("epsilon", head.norm.eps);
         self.bind(request, operands, to)
     }
+}
+
+/// What a product reads of a norm that the one before it began.
+fn scaled(buffers: &DeviceBuffers, eps: f32) -> Result<Operands<'_>, RegionError> {
+    Ok(Operands::new()
+        .span("input", buffers.activation(Activation::Normed)?)
+        .span("squares", buffers.activation(Activation::Squares)?)
+        .attribute("epsilon", eps))
 }

@@ -15,13 +15,13 @@ const fn decode(rows: usize) -> StepClass {
     StepClass::Decode(DecodeClass { rows, reach: Reach::Any })
 }
 
-/// A layer's operators in a class, by name, and whether logits are made by one operator.
-fn layer(config: &ModelConfig, class: StepClass) -> (Vec<String>, bool) {
+/// The operators of the first layer and of the last in a class, by name, and whether logits are made by one operator.
+fn layers(config: &ModelConfig, class: StepClass) -> ([Vec<String>; 2], bool) {
     let model = CudaModel::new(&DenseDecoder::new(config));
     let sizes = PlanSizes {
         goal: PlanGoal::Fastest,
-        classes: Classes::new(8, 64, 4096),
-        max_sequences: 8,
+        classes: Classes::new(64, 64, 4096),
+        max_sequences: 64,
         max_model_len: 4096,
         pool_pages: 100,
         multiprocessors: 132,
@@ -34,9 +34,14 @@ fn layer(config: &ModelConfig, class: StepClass) -> (Vec<String>, bool) {
         other => other.name().to_owned(),
     };
     let [first, last] = &step.layers[..] else { panic!("the model has two layers") };
-    let names: Vec<_> = first.iter().map(name).collect();
-    assert_eq!(names, last.iter().map(name).collect::<Vec<_>>());
-    (names, step.logits.is_some())
+    ([first, last].map(|layer| layer.iter().map(name).collect()), step.logits.is_some())
+}
+
+/// The operators of a layer that is as every other.
+fn layer(config: &ModelConfig, class: StepClass) -> (Vec<String>, bool) {
+    let ([first, last], logits) = layers(config, class);
+    assert_eq!(first, last);
+    (first, logits)
 }
 
 fn names<const N: usize>(names: [&str; N], logits: bool) -> (Vec<String>, bool) {
@@ -61,14 +66,55 @@ const FUSED: [&str; 5] = [
     "down projection",
 ];
 
+/// The first layer where norms are spread over products, and the last.
+const CHAINED: [&[&str]; 2] = [
+    &[
+        "normalization",
+        "query, key and value projection",
+        "rotary embedding and append",
+        "attention",
+        "fused attention output projection",
+        "fused gate and up projection",
+        "fused down projection",
+    ],
+    &[
+        "fused query, key and value projection",
+        "attention",
+        "fused attention output projection",
+        "fused gate and up projection",
+        "down projection",
+    ],
+];
+
 #[test]
-fn a_layer_is_five_operators_at_one_row_and_as_lowered_in_every_other_class() {
+fn norms_of_up_to_32_rows_are_spread_over_the_products_around_them() {
+    for shape in [[1536, 8960, 12, 2, 128, 151_936], [896, 4864, 14, 2, 64, 151_936]] {
+        let config = published(Architecture::Qwen2, shape);
+        for rows in [2, 4, 8, 16, 24, 32] {
+            let (layers, logits) = layers(&config, decode(rows));
+            assert_eq!(layers, CHAINED, "{rows} rows of {shape:?}");
+            assert!(!logits);
+        }
+    }
+}
+
+#[test]
+fn heads_that_are_normalized_keep_the_norm_before_their_projection() {
+    let config = published(Architecture::Qwen3, [1024, 3072, 16, 8, 128, 151_936]);
+    let mut expected = LOWERED.map(str::to_owned).to_vec();
+    expected.remove(5);
+    expected[4].insert_str(0, "fused ");
+    expected[5].insert_str(0, "fused ");
+    assert_eq!(layer(&config, decode(8)), (expected, false));
+}
+
+#[test]
+fn a_layer_is_five_operators_at_one_row_and_as_lowered_in_classes_of_many() {
     let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
     assert_eq!(layer(&config, ONE), names(FUSED, true));
     for class in [
-        decode(2),
-        decode(8),
-        StepClass::Decode(DecodeClass { rows: 2, reach: Reach::Short }),
+        decode(48),
+        decode(64),
         StepClass::Mixed { tokens: 1, sequences: 1 },
         StepClass::Mixed { tokens: 64, sequences: 4 },
     ] {
