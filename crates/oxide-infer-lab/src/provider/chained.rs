@@ -154,7 +154,7 @@ impl Projections {
         let root = |token: usize| [4.0_f32, 8.0, 16.0][token % 3];
         let epsilon = 12.0;
         let sum = |token: usize, at: usize| {
-            let uneven = if at % 2 == 0 { 1.5 } else { 0.5 };
+            let uneven = if at.is_multiple_of(2) { 1.5 } else { 0.5 };
             SQUARES as f32 * (root(token) * root(token) - epsilon) * uneven
         };
         let input = |token: usize, at: usize| match at {
@@ -169,7 +169,7 @@ impl Projections {
             _ if at < MOST_TOKENS + 2 => bf16::from_f32(-bias(row)),
             _ => {
                 let noise = ((row * 7 + at / 2 * 13) % 15) as f32 / 8.0 - 0.875;
-                bf16::from_f32(if at % 2 == 0 { noise } else { -noise })
+                bf16::from_f32(if at.is_multiple_of(2) { noise } else { -noise })
             }
         };
         Self {
