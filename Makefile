@@ -20,6 +20,7 @@ help:
 	@echo "  Variables of make demo: PORT (default: a free one), QUESTION"
 
 include kernels/tilelang/artifacts.mk
+include kernels/rust/native.mk
 
 # --- Use ---------------------------------------------------------------------------------------------------------
 

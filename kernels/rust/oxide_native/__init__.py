@@ -1,0 +1,1 @@
+"""Builds the artifacts of the device kernels that are written in Rust."""
