@@ -38,18 +38,20 @@ use crate::artifact::{Artifact, Miss, Registry, Request};
 use crate::runtime::{Context, Loader};
 use cublas_lt::{CublasLt, LoadError, Search};
 use oxide_infer::{Algorithm, Provider, ProviderState};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The providers of one device. It has none until it is given one.
 pub struct Cuda {
     context: Context,
-    tile: Option<Tile>,
+    /// Of those providers that have artifacts.
+    artifacts: BTreeMap<Provider, Artifacts>,
     /// What came of loading it, once it was asked for.
     cublas_lt: Option<Result<CublasLt, LoadError>>,
 }
 
-/// The provider [`Provider::OxideTile`].
-struct Tile {
+/// A provider that computes with artifacts.
+struct Artifacts {
     registry: Arc<Registry>,
     loader: Loader,
 }
@@ -60,13 +62,15 @@ impl Cuda {
 
     /// No provider yet.
     pub fn new(context: &Context) -> Self {
-        Self { context: context.clone(), tile: None, cublas_lt: None }
+        Self { context: context.clone(), artifacts: BTreeMap::new(), cublas_lt: None }
     }
 
-    /// With the verified artifacts of [`Provider::OxideTile`].
+    /// With the provider whose verified artifacts these are: [`Provider::OxideTile`] ([`Registry::embedded`]) or
+    /// [`Provider::OxideNative`] ([`Registry::embedded_native`]).
     #[must_use]
     pub fn artifacts(mut self, registry: Arc<Registry>) -> Self {
-        self.tile = Some(Tile { loader: Loader::new(&self.context, registry.clone()), registry });
+        let loader = Loader::new(&self.context, registry.clone());
+        self.artifacts.insert(registry.provider(), Artifacts { registry, loader });
         self
     }
 
@@ -90,19 +94,20 @@ impl Cuda {
     /// Whether a provider can be asked for plans.
     pub fn state(&self, provider: Provider) -> ProviderState {
         let device = &self.context.device().name;
-        match (provider, &self.tile, &self.cublas_lt) {
-            (Provider::OxideTile, Some(_), _) => ProviderState::Ready(device.clone()),
-            (Provider::OxideTile, None, _) => {
+        match (provider, &self.cublas_lt) {
+            (Provider::OxideTile | Provider::OxideNative, _) if self.artifacts.contains_key(&provider) => {
+                ProviderState::Ready(device.clone())
+            }
+            (Provider::OxideTile | Provider::OxideNative, _) => {
                 ProviderState::Unavailable("no artifacts were given".to_owned())
             }
-            (Provider::CublasLt, _, Some(Ok(library))) => {
+            (Provider::CublasLt, Some(Ok(library))) => {
                 let (version, path) = (library.version(), library.path().display());
                 ProviderState::Ready(format!("{device}, version {version} from {path}"))
             }
-            (Provider::CublasLt, _, Some(Err(error))) => ProviderState::Unavailable(error.to_string()),
-            (Provider::CublasLt, _, None) => ProviderState::Unavailable("it was not asked for".to_owned()),
-            (Provider::OxideNative, ..) => ProviderState::NotBuilt,
-            (Provider::Cpu, ..) => ProviderState::Unavailable("it does not run on a CUDA device".to_owned()),
+            (Provider::CublasLt, Some(Err(error))) => ProviderState::Unavailable(error.to_string()),
+            (Provider::CublasLt, None) => ProviderState::Unavailable("it was not asked for".to_owned()),
+            (Provider::Cpu, _) => ProviderState::Unavailable("it does not run on a CUDA device".to_owned()),
         }
     }
 
@@ -128,8 +133,8 @@ impl Cuda {
         algorithm: &str,
     ) -> Result<Plan, PlanError> {
         let (request, state) = (request.into(), self.state(provider));
-        match (provider, &mut self.tile, &self.cublas_lt) {
-            (Provider::OxideTile, Some(tile), _) => tile.plan(&request, algorithm),
+        match (provider, self.artifacts.get_mut(&provider), &self.cublas_lt) {
+            (_, Some(artifacts), _) => artifacts.plan(&request, algorithm),
             (Provider::CublasLt, _, Some(Ok(library))) => {
                 library.plan(&request, algorithm).map(Plan::of_product)
             }
@@ -139,28 +144,25 @@ impl Cuda {
     }
 
     fn of_provider(&self, provider: Provider, request: &Request) -> Vec<Candidate> {
-        match (provider, &self.tile, &self.cublas_lt) {
-            (Provider::OxideTile, Some(tile), _) => tile.candidates(request),
+        match (provider, self.artifacts.get(&provider), &self.cublas_lt) {
+            (_, Some(artifacts), _) => artifacts.candidates(request),
             (Provider::CublasLt, _, Some(Ok(library))) => library.candidates(request),
             _ => vec![Candidate::unasked(provider, self.state(provider))],
         }
     }
 }
 
-impl Tile {
+impl Artifacts {
     fn candidates(&self, request: &Request) -> Vec<Candidate> {
+        let provider = self.registry.provider();
         let candidates = self.registry.survey(request).map(|(artifact, miss)| Candidate {
-            provider: Provider::OxideTile,
+            provider,
             algorithm: Some(algorithm_of(artifact)),
             implementation: artifact.manifest().name.clone(),
             state: miss.map_or(Candidacy::Ready, |miss| Candidacy::NotAdmitted(miss.to_string())),
         });
         let candidates: Vec<_> = candidates.collect();
-        if candidates.is_empty() {
-            vec![Candidate::no_contract(Provider::OxideTile, request)]
-        } else {
-            candidates
-        }
+        if candidates.is_empty() { vec![Candidate::no_contract(provider, request)] } else { candidates }
     }
 
     fn plan(&mut self, request: &Request, algorithm: &str) -> Result<Plan, PlanError> {
@@ -170,7 +172,7 @@ impl Tile {
 
     /// The one artifact with that algorithm that admits the request.
     fn find(&self, request: &Request, algorithm: &str) -> Result<&Arc<Artifact>, PlanError> {
-        let asked = || Algorithm::new(Provider::OxideTile, algorithm.to_owned());
+        let asked = || Algorithm::new(self.registry.provider(), algorithm.to_owned());
         let (named, others): (Vec<_>, Vec<_>) = self
             .registry
             .survey(request)
@@ -202,5 +204,6 @@ impl Tile {
 }
 
 fn algorithm_of(artifact: &Artifact) -> Algorithm {
-    Algorithm::new(Provider::OxideTile, artifact.manifest().algorithm.clone())
+    let manifest = artifact.manifest();
+    Algorithm::new(manifest.provider(), manifest.algorithm.clone())
 }

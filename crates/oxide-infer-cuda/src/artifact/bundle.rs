@@ -42,10 +42,20 @@ pub enum BundleError {
 }
 
 impl Bundle {
-    /// The artifacts that this binary carries for an architecture.
+    /// The artifacts of [`oxide_infer::Provider::OxideTile`] that this binary carries for an architecture.
     pub fn embedded(architecture: Architecture) -> Self {
-        let of_architecture = embedded::FILES.iter().filter(|(folder, ..)| *folder == architecture.name());
-        of_architecture.map(|&(_, name, data)| (name.to_owned(), Cow::Borrowed(data))).collect()
+        Self::of_folder(architecture.name())
+    }
+
+    /// The artifacts of [`oxide_infer::Provider::OxideNative`] that this binary carries for an architecture. They have a folder
+    /// of their own, so that no one who asks for the others gets them.
+    pub fn embedded_native(architecture: Architecture) -> Self {
+        Self::of_folder(&format!("{architecture}_native"))
+    }
+
+    fn of_folder(folder: &str) -> Self {
+        let files = embedded::FILES.iter().filter(|(of, ..)| *of == folder);
+        files.map(|&(_, name, data)| (name.to_owned(), Cow::Borrowed(data))).collect()
     }
 
     /// The artifacts in a directory: every `.json` and `.cubin.zst` file.

@@ -29,7 +29,7 @@ pub struct Index {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct IndexSource {
-    /// Files under `kernels/tilelang`.
+    /// Files under the provider's [`super::source::folder`].
     pub files: Vec<String>,
     /// Their hash, see [`super::source::hash_files`].
     pub sha256: Sha256Hex,

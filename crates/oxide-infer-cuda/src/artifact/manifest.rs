@@ -5,11 +5,12 @@
 mod check;
 mod fields;
 
-pub use fields::{Access, Architecture, Determinism, Domain, Element, Property, Role, Sha256Hex};
+pub use fields::{Access, Architecture, Determinism, Domain, Element, Lowering, Property, Role, Sha256Hex};
 
 use super::expr::{Dimensions, Expr};
 use check::CheckError;
 use fields::unique_map;
+use oxide_infer::Provider;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use thiserror::Error;
@@ -71,8 +72,8 @@ pub struct Manifest {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Toolchain {
-    /// What lowered the kernel to CUDA C++.
-    pub lowering: String,
+    /// What lowered the kernel to CUDA C++ or PTX.
+    pub lowering: Lowering,
     /// What compiled that to machine code.
     pub compiler: String,
     /// What compressed the machine code.
@@ -83,7 +84,7 @@ pub struct Toolchain {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Source {
-    /// Files under `kernels/tilelang` that decide the machine code.
+    /// Files under the provider's [`super::source::folder`] that decide the machine code.
     pub files: Vec<String>,
     /// Their hash, see [`super::source::hash_files`].
     pub sha256: Sha256Hex,
@@ -354,6 +355,11 @@ impl Manifest {
         let manifest: Self = serde_json::from_slice(json)?;
         check::check(&manifest)?;
         Ok(manifest)
+    }
+
+    /// Whose artifact it is.
+    pub fn provider(&self) -> Provider {
+        self.toolchain.lowering.provider()
     }
 
     /// The operand of that name.

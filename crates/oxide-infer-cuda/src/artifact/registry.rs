@@ -5,6 +5,7 @@ use super::elf::{self, ElfError};
 use super::expr::Expr;
 use super::index::{Index, IndexError, Rule};
 use super::manifest::{Architecture, Manifest, ManifestError, Sha256Hex};
+use oxide_infer::Provider;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -54,9 +55,10 @@ impl Artifact {
     }
 }
 
-/// The verified artifacts of one architecture and the rules that choose among them.
+/// The verified artifacts of one provider and architecture, and the rules that choose among them.
 #[derive(Debug)]
 pub struct Registry {
+    provider: Provider,
     artifacts: BTreeMap<String, Arc<Artifact>>,
     rules: Vec<Rule>,
 }
@@ -147,6 +149,14 @@ pub enum ArtifactError {
         /// The manifest's name.
         found: String,
     },
+    /// It is another provider's: models run through those of `oxide_tile` alone.
+    #[error("is of {found}, not of {expected}")]
+    Provider {
+        /// The artifact's.
+        found: Provider,
+        /// Whose artifacts were asked for.
+        expected: Provider,
+    },
     /// The machine code is for another architecture.
     #[error("made for {found}, the device is {expected}")]
     Architecture {
@@ -211,21 +221,36 @@ pub enum ArtifactError {
 }
 
 impl Registry {
-    /// Verify the artifacts that this binary carries for the target.
+    /// Verify the artifacts of [`Provider::OxideTile`] that this binary carries for the target.
     pub fn embedded(target: Target) -> Result<Self, RegistryError> {
         Self::verify(&Bundle::embedded(target.architecture), target)
     }
 
-    /// Verify the artifacts in a directory, to be used instead of the embedded ones.
+    /// Verify the artifacts of [`Provider::OxideNative`] that this binary carries for the target.
+    pub fn embedded_native(target: Target) -> Result<Self, RegistryError> {
+        Self::verify_native(&Bundle::embedded_native(target.architecture), target)
+    }
+
+    /// Verify the artifacts in a directory, to be used instead of [`Registry::embedded`].
     pub fn from_directory(directory: &Path, target: Target) -> Result<Self, RegistryError> {
         Self::verify(&Bundle::from_directory(directory)?, target)
     }
 
-    /// Verify a set of artifacts.
+    /// Verify a set of artifacts, all of [`Provider::OxideTile`].
     ///
     /// Checks, in this order: the index, its architecture, and of every artifact the hash, form and name of its manifest,
-    /// architecture, driver, size and hash of the machine code, and the symbol and parameter sizes of every kernel launched.
+    /// provider, architecture, driver, size and hash of the machine code, and the symbol and parameter sizes of every
+    /// kernel launched.
     pub fn verify(bundle: &Bundle, target: Target) -> Result<Self, RegistryError> {
+        Self::verify_of(Provider::OxideTile, bundle, target)
+    }
+
+    /// As [`Registry::verify`], of a set of artifacts all of [`Provider::OxideNative`].
+    pub fn verify_native(bundle: &Bundle, target: Target) -> Result<Self, RegistryError> {
+        Self::verify_of(Provider::OxideNative, bundle, target)
+    }
+
+    fn verify_of(provider: Provider, bundle: &Bundle, target: Target) -> Result<Self, RegistryError> {
         let index = Index::parse(bundle.file(INDEX).ok_or(RegistryError::NoIndex)?)?;
         if index.architecture != target.architecture {
             return Err(RegistryError::Architecture {
@@ -241,14 +266,19 @@ impl Registry {
         }
         let mut artifacts = BTreeMap::new();
         for (name, hash) in &index.artifacts {
-            let verified = verify_artifact(bundle, name, *hash, target);
+            let verified = verify_artifact(bundle, name, *hash, provider, target);
             let artifact =
                 verified.map_err(|source| RegistryError::Artifact { name: name.clone(), source })?;
             artifacts.insert(name.clone(), Arc::new(artifact));
         }
-        let registry = Self { artifacts, rules: index.selection };
+        let registry = Self { provider, artifacts, rules: index.selection };
         registry.check_rules()?;
         Ok(registry)
+    }
+
+    /// Whose artifacts they are.
+    pub fn provider(&self) -> Provider {
+        self.provider
     }
 
     /// All artifacts, in the order of their names.
@@ -305,6 +335,7 @@ fn verify_artifact(
     bundle: &Bundle,
     name: &str,
     listed: Sha256Hex,
+    provider: Provider,
     target: Target,
 ) -> Result<Artifact, ArtifactError> {
     let file = |file: String| bundle.file(&file).ok_or(ArtifactError::Missing { file });
@@ -316,6 +347,9 @@ fn verify_artifact(
     let manifest = Manifest::parse(json)?;
     if manifest.name != name {
         return Err(ArtifactError::Name { found: manifest.name });
+    }
+    if manifest.provider() != provider {
+        return Err(ArtifactError::Provider { found: manifest.provider(), expected: provider });
     }
     if manifest.architecture != target.architecture {
         return Err(ArtifactError::Architecture {

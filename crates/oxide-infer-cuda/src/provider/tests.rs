@@ -3,6 +3,7 @@ use crate::artifact::Target;
 use crate::driver::simulated::SimulatedDriver;
 use crate::runtime::{CommandScope, Operands, Region};
 use half::bf16;
+use oxide_infer::attention::{Attention, single_decode};
 use oxide_infer::{Contract, DType, Presence, WeightFormat, gemm::dense};
 
 fn cuda() -> (Arc<SimulatedDriver>, Cuda) {
@@ -28,7 +29,7 @@ fn every_artifact_of_a_contract_is_listed_and_those_that_do_not_serve_say_why() 
     let (driver, cuda) = cuda();
     let handles = driver.live_handles();
     let candidates = cuda.candidates(Request::from(&product(2048, 1536)).dimension("m", 8));
-    let registry = &cuda.tile.as_ref().unwrap().registry;
+    let registry = &cuda.artifacts[&Provider::OxideTile].registry;
     let of_contract =
         registry.artifacts().filter(|a| a.manifest().contract == Contract::DENSE.name()).count();
     let tile = of(&candidates, Provider::OxideTile);
@@ -59,10 +60,69 @@ fn a_provider_that_cannot_be_asked_has_one_entry_that_says_so() {
     let candidates = cuda.candidates(&product(2048, 1536));
     let native = of(&candidates, Provider::OxideNative);
     assert_eq!(native.len(), 1);
-    assert_eq!(native[0].to_string(), "oxide_native: not in this build");
+    assert_eq!(native[0].to_string(), "oxide_native: unavailable: no artifacts were given");
     let bare = Cuda::new(cuda.context());
     let tile = bare.candidates(&product(8, 8));
     assert_eq!(tile[0].to_string(), "oxide_tile: unavailable: no artifacts were given");
+}
+
+/// With the artifacts of both providers that have some.
+fn both() -> Cuda {
+    let native = Arc::new(Registry::embedded_native(Target::hopper()).unwrap());
+    cuda().1.artifacts(native)
+}
+
+#[test]
+fn native_kernels_are_listed_beside_the_others_and_planned_by_name_alone() {
+    let mut cuda = both();
+    let request = Request::from(&product(2048, 1536)).dimension("m", 1);
+    let candidates = cuda.candidates(&request);
+    let ready = |provider| {
+        let ready = of(&candidates, provider).into_iter().filter(|c| c.state == Candidacy::Ready);
+        ready.map(|c| c.to_string()).collect::<Vec<_>>()
+    };
+    let tile = "oxide_tile/m8_64x128_s6 (dense_small.bf16.bf16.none.m8_64x128_s6): ready";
+    assert!(ready(Provider::OxideTile).iter().any(|c| c == tile));
+    let native = "oxide_native/s1_r1_l6 (native.gemv.bf16.bf16.none.s1_r1_l6): ready";
+    assert!(ready(Provider::OxideNative).iter().any(|c| c == native), "{:?}", ready(Provider::OxideNative));
+    let plan = cuda.plan(&request, Provider::OxideNative, "s1_r1_l6").unwrap();
+    assert_eq!(plan.algorithm().to_string(), "oxide_native/s1_r1_l6");
+    assert_eq!(plan.artifact().unwrap().manifest().name, "native.gemv.bf16.bf16.none.s1_r1_l6");
+    // The name of another provider's algorithm is no name here, and more rows are not admitted.
+    let error = cuda.plan(&request, Provider::OxideNative, "m8_64x128_s6").err().unwrap();
+    assert!(matches!(error, PlanError::UnknownAlgorithm { .. }), "{error}");
+    let rows = Request::from(&product(2048, 1536)).dimension("m", 2);
+    let error = cuda.plan(&rows, Provider::OxideNative, "s1_r1_l6").err().unwrap();
+    assert!(
+        matches!(&error, PlanError::NotAdmitted { why, .. } if why.contains("m must be 1..=1")),
+        "{error}"
+    );
+}
+
+#[test]
+fn shares_of_keys_are_a_dimension_that_the_caller_states() {
+    let attention = Attention {
+        dtype: DType::BF16,
+        num_q_heads: 12,
+        num_kv_heads: 2,
+        head_dim: 128,
+        scale: 0.088,
+        window: None,
+        soft_cap: None,
+        lse: Presence::Absent,
+    };
+    let spec = single_decode::Spec::new(attention).unwrap();
+    let request = Request::from(&spec).dimension("kv_len", 4096);
+    let mut cuda = both();
+    let in_cluster = cuda.plan(&request, Provider::OxideNative, "cluster_8").unwrap();
+    assert_eq!(in_cluster.workspaces().unwrap(), []);
+    assert!(cuda.plan(&request, Provider::OxideNative, "split").is_err());
+    let plan = cuda.plan(request.dimension("splits", 64), Provider::OxideNative, "split").unwrap();
+    let sizes: Vec<_> = plan.workspaces().unwrap().into_iter().map(|w| (w.name, w.bytes)).collect();
+    // 64 shares of 12 heads: 128 sums in f32, and a maximum with its total.
+    let expected =
+        [("partial".to_owned(), 64 * 12 * 128 * 4), ("partial_softmax".to_owned(), 64 * 12 * 2 * 4)];
+    assert_eq!(sizes, expected);
 }
 
 #[test]
@@ -77,9 +137,9 @@ fn a_contract_without_artifacts_is_said_to_have_none() {
 
 #[test]
 fn every_ready_candidate_of_every_contract_can_be_planned_by_its_name() {
-    let (_, mut cuda) = cuda();
-    let artifacts: Vec<_> = cuda.tile.as_ref().unwrap().registry.artifacts().cloned().collect();
-    for artifact in artifacts {
+    let mut cuda = both();
+    let registries = cuda.artifacts.values().map(|of| of.registry.clone()).collect::<Vec<_>>();
+    for artifact in registries.iter().flat_map(|registry| registry.artifacts()) {
         let manifest = artifact.manifest();
         let request = Request::new(manifest.contract.clone(), manifest.contract_version);
         let request =
@@ -93,7 +153,7 @@ fn every_ready_candidate_of_every_contract_can_be_planned_by_its_name() {
         let listed = cuda.candidates(&request);
         let own = listed.iter().find(|candidate| candidate.implementation == manifest.name).unwrap();
         assert_eq!(own.state, Candidacy::Ready, "{own}");
-        let plan = cuda.plan(&request, Provider::OxideTile, &manifest.algorithm);
+        let plan = cuda.plan(&request, manifest.provider(), &manifest.algorithm);
         assert_eq!(
             plan.map(|plan| plan.algorithm().to_string()).map_err(|error| error.to_string()),
             Ok(own.algorithm.as_ref().unwrap().to_string())
@@ -115,7 +175,7 @@ fn a_plan_by_name_is_refused_rather_than_replaced() {
         "{error}"
     );
     let error = refused(Provider::OxideNative, "gemv").to_string();
-    assert_eq!(error, "oxide_native cannot plan: not in this build");
+    assert_eq!(error, "oxide_native cannot plan: unavailable: no artifacts were given");
     let error = refused(Provider::Cpu, "reference").to_string();
     assert_eq!(error, "cpu cannot plan: unavailable: it does not run on a CUDA device");
     assert_eq!(driver.live_handles(), handles);

@@ -3,5 +3,6 @@
 mod adopted;
 mod bundle;
 mod geometry;
+mod native;
 mod registry;
 mod select;

@@ -1,8 +1,10 @@
 //! What the registry refuses: each mismatch by its own error, and nothing by a panic.
 
 use crate::bundle::{Files, SPOILT, WHOLE};
-use oxide_infer_cuda::artifact::manifest::ManifestCheckError as Check;
-use oxide_infer_cuda::artifact::{ArtifactError, ManifestError, Registry, RegistryError, Request, Target};
+use oxide_infer_cuda::artifact::manifest::{Architecture, ManifestCheckError as Check};
+use oxide_infer_cuda::artifact::{
+    ArtifactError, Bundle, ManifestError, Registry, RegistryError, Request, Target,
+};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -94,6 +96,28 @@ fn identity_architecture_and_driver_must_fit() {
     assert!(matches!(artifact_error(driver), ArtifactError::Driver { required: 13_000, found: 12_000 }));
     let architecture = Files::new().edit_manifest(|m| m["architecture"] = json!("sm_80"));
     assert!(matches!(artifact_error(architecture), ArtifactError::Manifest(ManifestError::Json(_))));
+}
+
+#[test]
+fn artifacts_of_one_provider_are_not_taken_for_those_of_another() {
+    let native = Files::new().edit_manifest(|m| m["toolchain"]["lowering"] = json!("rustc 1.96.0"));
+    let expected = "is of oxide_native, not of oxide_tile";
+    assert_eq!(artifact_error(native).to_string(), expected);
+    let unknown = Files::new().edit_manifest(|m| m["toolchain"]["lowering"] = json!("by hand"));
+    assert!(matches!(artifact_error(unknown), ArtifactError::Manifest(ManifestError::Json(_))));
+    // The folders of both, each asked for as the other.
+    let folder = |name: &str| format!("{}/artifacts/{name}", env!("CARGO_MANIFEST_DIR"));
+    let wrong = [
+        Registry::from_directory(folder("sm_90a_native").as_ref(), Target::hopper()),
+        Registry::verify_native(&Bundle::embedded(Architecture::Sm90a), Target::hopper()),
+    ];
+    for registry in wrong {
+        let error = registry.unwrap_err();
+        let of_provider = |e: &RegistryError| {
+            matches!(e, RegistryError::Artifact { source: ArtifactError::Provider { .. }, .. })
+        };
+        assert!(of_provider(&error), "{error}");
+    }
 }
 
 #[test]

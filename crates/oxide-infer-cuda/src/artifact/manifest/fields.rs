@@ -1,5 +1,6 @@
 //! Field types of a manifest that admit only valid values.
 
+use oxide_infer::Provider;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
@@ -55,6 +56,46 @@ impl fmt::Display for Sha256Hex {
 impl fmt::Debug for Sha256Hex {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+/// What a kernel was written in and lowered by, for example `tilelang 0.1.15`: it says whose artifact it is.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Lowering {
+    text: String,
+    provider: Provider,
+}
+
+impl Lowering {
+    /// Who computes with what was lowered so.
+    pub const fn provider(&self) -> Provider {
+        self.provider
+    }
+}
+
+impl TryFrom<String> for Lowering {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let provider = match text.split_whitespace().next() {
+            Some("tilelang") => Provider::OxideTile,
+            Some("rustc") => Provider::OxideNative,
+            _ => return Err(format!("lowering {text:?} must begin with `tilelang` or `rustc`")),
+        };
+        Ok(Self { text, provider })
+    }
+}
+
+impl From<Lowering> for String {
+    fn from(lowering: Lowering) -> String {
+        lowering.text
+    }
+}
+
+impl fmt::Display for Lowering {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
     }
 }
 
