@@ -293,8 +293,13 @@ pub(super) fn run_single_decode(suite: &mut Suite<'_>) {
             single_decode(suite, &made, &case, "");
         }
     }
+    // Keys on both sides of the shares and steps of kernels, with and without a log-sum-exp.
     for (made, kv_len) in models().flat_map(|made| [1, 64, 65, 1201].map(|kv_len| (made.clone(), kv_len))) {
-        single_decode(suite, &made, &Case::new(made.clone(), &[(1, kv_len)], Spacing::Dense), "");
+        for lse in [Presence::Absent, Presence::Present] {
+            let attention = Attention { lse, ..made.attention.clone() };
+            let made = Asked { attention, ..made.clone() };
+            single_decode(suite, &made, &Case::new(made.clone(), &[(1, kv_len)], Spacing::Dense), "");
+        }
     }
     refusals(suite, [1, 0], &[&ANY], single_decode);
 }
