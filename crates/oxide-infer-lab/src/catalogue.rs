@@ -5,6 +5,7 @@
 
 mod evidence;
 mod marks;
+mod native;
 mod state;
 mod tables;
 #[cfg(test)]
@@ -52,11 +53,13 @@ pub(crate) fn run(options: &CatalogueOptions) -> Result<()> {
 
 /// The text of the catalogue at `file` with what its marks surround made anew.
 fn updated(text: &str, file: &Path, folder: &Path) -> Result<String> {
-    let registry =
-        Registry::embedded(Target::hopper()).context("the artifacts in this binary are not valid")?;
+    let registries = [Registry::embedded(Target::hopper()), Registry::embedded_native(Target::hopper())];
+    let [tile, native] =
+        registries.map(|registry| registry.context("the artifacts in this binary are not valid"));
+    let (tile, native) = (tile?, native?);
     let links = tables::Links::new(file, folder)?;
     let evidence = Evidence::read(folder)?;
-    tables::blocks(&registry, &evidence, &links, text)?
+    tables::blocks([&tile, &native], &evidence, &links, text)?
         .iter()
         .try_fold(text.to_owned(), |text, (name, block)| marks::replace(&text, name, block))
         .with_context(|| format!("in {}", file.display()))

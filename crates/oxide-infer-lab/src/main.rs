@@ -9,6 +9,7 @@ mod call;
 mod catalogue;
 mod export;
 mod gates;
+mod natives;
 mod parity;
 mod provider;
 mod record;
@@ -18,7 +19,9 @@ use bench::BenchOptions;
 use catalogue::CatalogueOptions;
 use clap::{Args, Parser};
 use export::ExportOptions;
-use oxide_infer_cuda::artifact::{Registry, Target, manifest::Architecture};
+use natives::NativesOptions;
+use oxide_infer::Provider;
+use oxide_infer_cuda::artifact::{Bundle, Registry, Target, manifest::Architecture};
 use oxide_infer_cuda::provider::cublas_lt::Search;
 use oxide_infer_cuda::runtime::Context;
 use parity::ParityOptions;
@@ -32,6 +35,7 @@ use std::sync::Arc;
 enum Command {
     Gates(GatesOptions),
     Bench(BenchOptions),
+    Natives(NativesOptions),
     Parity(ParityOptions),
     Export(ExportOptions),
     Catalogue(CatalogueOptions),
@@ -58,6 +62,9 @@ struct GatesOptions {
     /// Directory of artifacts to gate instead of the embedded ones.
     #[arg(long)]
     artifacts: Option<PathBuf>,
+    /// Whose artifacts to gate: oxide_tile, or oxide_native, which has the conformance gate alone.
+    #[arg(long, value_parser = with_artifacts, default_value = Provider::OxideTile.name())]
+    provider: Provider,
     /// Of the conformance gate: the cases of each artifact.
     #[arg(long, value_enum, default_value_t)]
     cases: gates::Cases,
@@ -73,6 +80,7 @@ fn main() -> Result<ExitCode> {
     match Command::parse() {
         Command::Gates(options) => run_gates(&options),
         Command::Bench(options) => run_bench(&options),
+        Command::Natives(options) => natives::run(&options),
         Command::Parity(options) => parity::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Export(options) => export::run(&options).map(|()| ExitCode::SUCCESS),
         Command::Catalogue(options) => catalogue::run(&options).map(|()| ExitCode::SUCCESS),
@@ -81,9 +89,13 @@ fn main() -> Result<ExitCode> {
 
 fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     let context = Context::primary(options.device)?;
-    let registry = Arc::new(registry(&context, options.artifacts.as_deref())?);
+    let registry = Arc::new(registry(&context, options.provider, options.artifacts.as_deref())?);
     let mut record = Record::new(&context, &registry, &options.revision)?;
-    let gates = if options.gates.is_empty() { gates::Gate::ALL } else { &options.gates };
+    let gates = match (options.gates.as_slice(), options.provider) {
+        ([], Provider::OxideNative) => &[gates::Gate::Conformance],
+        ([], _) => gates::Gate::ALL,
+        (named, _) => named,
+    };
     let cublas_lt = options.cublas_lt.clone().map_or(Search::Usual, Search::At);
     let scope = gates::Scope { cases: options.cases, only: options.only.clone(), cublas_lt };
     for gate in gates {
@@ -98,20 +110,31 @@ fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
 
 fn run_bench(options: &BenchOptions) -> Result<ExitCode> {
     let context = Context::primary(options.device)?;
-    let registry = Arc::new(registry(&context, options.artifacts.as_deref())?);
+    let registry = Arc::new(registry(&context, Provider::OxideTile, options.artifacts.as_deref())?);
     let passed = bench::run(options, &context, &registry)?;
     Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn registry(context: &Context, artifacts: Option<&Path>) -> Result<Registry> {
+fn registry(context: &Context, provider: Provider, artifacts: Option<&Path>) -> Result<Registry> {
     let (major, minor) = context.device().compute_capability;
     let architecture = Architecture::of_device(major, minor)
         .with_context(|| format!("no artifacts are made for compute capability {major}.{minor}"))?;
     let target = Target { architecture, driver: context.driver_version()? };
+    let native = provider == Provider::OxideNative;
     let registry = match artifacts {
+        Some(directory) if native => Registry::verify_native(&Bundle::from_directory(directory)?, target)?,
         Some(directory) => Registry::from_directory(directory, target)?,
+        None if native => Registry::embedded_native(target)?,
         None => Registry::embedded(target)?,
     };
     ensure!(registry.artifacts().next().is_some(), "there are no artifacts to gate");
     Ok(registry)
+}
+
+/// A provider that has artifacts, by its name.
+fn with_artifacts(name: &str) -> Result<Provider, String> {
+    match Provider::find(name) {
+        Some(provider @ (Provider::OxideTile | Provider::OxideNative)) => Ok(provider),
+        _ => Err("only oxide_tile and oxide_native have artifacts".to_owned()),
+    }
 }

@@ -83,10 +83,7 @@ impl Record {
     pub(crate) fn new(context: &Context, registry: &Registry, revision: &str) -> Result<Self> {
         let device = context.device();
         let (major, minor) = device.compute_capability;
-        let hash = |artifact: &std::sync::Arc<oxide_infer_cuda::artifact::Artifact>| {
-            (artifact.manifest().name.clone(), artifact.manifest().cubin.sha256)
-        };
-        Ok(Self {
+        let mut record = Self {
             schema: 1,
             revision: revision.to_owned(),
             time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
@@ -98,10 +95,18 @@ impl Record {
                 total_memory: device.total_memory,
                 driver: context.driver_version()?,
             },
-            artifacts: registry.artifacts().map(hash).collect(),
+            artifacts: BTreeMap::new(),
             findings: Vec::new(),
             times: Vec::new(),
-        })
+        };
+        record.list(registry);
+        Ok(record)
+    }
+
+    /// Lists artifacts as those that may run.
+    pub(crate) fn list(&mut self, registry: &Registry) {
+        let manifests = registry.artifacts().map(|artifact| artifact.manifest());
+        self.artifacts.extend(manifests.map(|manifest| (manifest.name.clone(), manifest.cubin.sha256)));
     }
 
     pub(crate) fn add(&mut self, finding: Finding) {

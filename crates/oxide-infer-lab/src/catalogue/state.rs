@@ -1,6 +1,7 @@
 //! What the records show of an artifact.
 
 use super::evidence::{Content, Evidence, KernelCheck};
+use crate::natives::{FINDING, Table};
 use crate::record::{Finding, Record};
 use oxide_infer_cuda::artifact::manifest::Sha256Hex;
 use std::collections::BTreeMap;
@@ -51,7 +52,7 @@ impl<'a> State<'a> {
         let mut state = Self::default();
         for file in &evidence.files {
             let (listed, claims) = match &file.content {
-                Content::Gates(record) => (record.artifacts.get(artifact), gate_claim(record, artifact)),
+                Content::Gates(record) => (record.artifacts.get(artifact), gate_claims(record, artifact)),
                 Content::Kernels(record) => (record.artifacts.get(artifact), check_claims(record, artifact)),
                 Content::Parity(_) | Content::Other => continue,
             };
@@ -68,21 +69,25 @@ impl<'a> State<'a> {
     }
 }
 
-fn gate_claim(record: &Record, artifact: &str) -> Vec<Claim> {
+fn gate_claims(record: &Record, artifact: &str) -> Vec<Claim> {
+    let mut times = record.findings.iter().filter(|finding| finding.gate == FINDING);
+    let measured = times.any(|finding| finding.measured.keys().any(|what| Table::is_of(what, artifact)));
+    conformance_claim(record, artifact).into_iter().chain(measured.then_some(Claim::Measured)).collect()
+}
+
+fn conformance_claim(record: &Record, artifact: &str) -> Option<Claim> {
     let mut findings = record.findings.iter().filter(|finding| finding.gate == "conformance").peekable();
-    if findings.peek().is_none() {
-        return Vec::new();
-    }
+    findings.peek()?;
     let passed = |finding: &Finding| finding.passed.get(artifact).is_some_and(|count| *count > 0);
     let failed = |finding: &Finding| finding.failures.iter().any(|failure| names(failure, artifact));
     let (passes, fails) = findings.fold((false, false), |(passes, fails), finding| {
         (passes || passed(finding), fails || failed(finding))
     });
     match (passes, fails) {
-        (_, true) => vec![Claim::Fails],
+        (_, true) => Some(Claim::Fails),
         // One odd shape, for compute-sanitizer, is not the suite.
-        (true, false) if !has_option(&record.command, "--cases", "one") => vec![Claim::Conforms],
-        _ => Vec::new(),
+        (true, false) if !has_option(&record.command, "--cases", "one") => Some(Claim::Conforms),
+        _ => None,
     }
 }
 

@@ -1,6 +1,7 @@
 //! The generated parts of the catalogue, as Markdown.
 
 use super::evidence::{Content, Evidence, Parity};
+use super::native;
 use super::state::{Claim, State};
 use crate::record::{Finding, Record};
 use anyhow::{Context as _, Result};
@@ -30,33 +31,33 @@ impl Links {
     }
 
     /// A link with the record's name but the date, which the target has.
-    fn to(&self, record: &str) -> String {
+    pub(super) fn to(&self, record: &str) -> String {
         let stem = record.trim_end_matches(".json");
         let label = stem.trim_start_matches(|c: char| c.is_ascii_digit() || c == '-');
         format!("[{label}]({})", self.folder.join(record).display())
     }
 }
 
-/// Each block with its name. The document is asked for the sections that describe the contracts.
+/// Each block with its name, from the artifacts of both providers that have some. The document is asked for the sections that describe the contracts.
 pub(super) fn blocks(
-    registry: &Registry,
+    [tile, native]: [&Registry; 2],
     evidence: &Evidence,
     links: &Links,
     document: &str,
 ) -> Result<Vec<(&'static str, String)>> {
-    let mut rows = rows(registry, evidence);
-    rows.sort_by_key(|row| (row.order(), row.manifest().properties.clone(), row.manifest().name.clone()));
+    let (tile, native) = (rows(tile, evidence), rows(native, evidence));
     let products = Products::newest(evidence);
     Ok(vec![
-        ("contracts", contracts(&rows, products.as_ref(), links, document)?),
-        ("artifacts", artifacts(&rows, links)),
+        ("contracts", contracts([&tile, &native], products.as_ref(), links, document)?),
+        ("artifacts", artifacts(&tile, links)),
+        ("oxide_native", native::block(&native, evidence, links)),
         ("cublas_lt", products.map_or("No record of cuBLASLt.".to_owned(), |products| products.block(links))),
         ("models", models(evidence, links)),
     ])
 }
 
 /// An artifact with what the records show of it.
-struct Row<'a> {
+pub(super) struct Row<'a> {
     artifact: &'a Artifact,
     state: State<'a>,
 }
@@ -66,7 +67,9 @@ fn rows<'a>(registry: &'a Registry, evidence: &'a Evidence) -> Vec<Row<'a>> {
         let manifest = artifact.manifest();
         Row { artifact, state: State::of(evidence, &manifest.name, manifest.cubin.sha256) }
     };
-    registry.artifacts().map(row).collect()
+    let mut rows: Vec<_> = registry.artifacts().map(row).collect();
+    rows.sort_by_key(|row| (row.order(), row.manifest().properties.clone(), row.manifest().name.clone()));
+    rows
 }
 
 impl<'a> Row<'a> {
@@ -87,34 +90,38 @@ impl<'a> Row<'a> {
 }
 
 fn contracts(
-    rows: &[Row<'_>],
+    providers: [&[Row<'_>]; 2],
     products: Option<&Products<'_>>,
     links: &Links,
     document: &str,
 ) -> Result<String> {
     let mut named: Vec<(&str, u32)> = Contract::ALL.iter().map(|c| (c.name(), c.version())).collect();
-    rows.iter().map(Row::contract).for_each(|contract| {
+    providers.into_iter().flatten().map(Row::contract).for_each(|contract| {
         if !named.contains(&contract) {
             named.push(contract);
         }
     });
-    let (tile, lt) = (Provider::OxideTile, Provider::CublasLt);
-    let mut lines =
-        vec![format!("| contract | version | `{tile}` | `{lt}` |"), "|---|---|---|---|".to_owned()];
+    let (tile, native, lt) = (Provider::OxideTile, Provider::OxideNative, Provider::CublasLt);
+    let mut lines = vec![
+        format!("| contract | version | `{tile}` | `{native}` | `{lt}` |"),
+        "|---|---|---|---|---|".to_owned(),
+    ];
     let mut nowhere = Vec::new();
     for (name, version) in named {
-        let own: Vec<_> = rows.iter().filter(|row| row.contract() == (name, version)).collect();
-        let tile = match own.len() {
-            0 => String::new(),
-            count => format!("{}: {}", counted(count, "artifact"), states(&own, links)),
-        };
+        let [tile, native] = providers.map(|rows| {
+            let own: Vec<_> = rows.iter().filter(|row| row.contract() == (name, version)).collect();
+            match own.len() {
+                0 => String::new(),
+                count => format!("{}: {}", counted(count, "artifact"), states(&own, links)),
+            }
+        });
         let of_library = products.filter(|products| products.contract() == Some(name));
         let lt = of_library.map_or(String::new(), |products| products.cell(links));
-        if tile.is_empty() && lt.is_empty() {
+        if [&tile, &native, &lt].into_iter().all(String::is_empty) {
             nowhere.push(format!("`{name}`"));
         }
         let anchor = anchor(document, name)?;
-        lines.push(format!("| [`{name}`](#{anchor}) | {version} | {tile} | {lt} |"));
+        lines.push(format!("| [`{name}`](#{anchor}) | {version} | {tile} | {native} | {lt} |"));
     }
     let nowhere = if nowhere.is_empty() { "nothing".to_owned() } else { nowhere.join(", ") };
     lines.extend([String::new(), format!("Provided by no device provider: {nowhere}.")]);
@@ -122,7 +129,7 @@ fn contracts(
 }
 
 /// Artifacts that a plan may choose among: those of one contract with the same properties.
-fn artifacts(rows: &[Row<'_>], links: &Links) -> String {
+pub(super) fn artifacts(rows: &[Row<'_>], links: &Links) -> String {
     let mut lines = vec![
         "| contract | admits | dimensions | artifacts | state |".to_owned(),
         "|---|---|---|---|---|".to_owned(),
@@ -340,6 +347,6 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-fn short(revision: &str) -> &str {
+pub(super) fn short(revision: &str) -> &str {
     revision.get(..7).unwrap_or(revision)
 }

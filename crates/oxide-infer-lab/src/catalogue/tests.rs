@@ -116,6 +116,19 @@ fn times_count_for_the_artifact_and_the_machine_code_that_they_are_of() {
 }
 
 #[test]
+fn times_beside_other_artifacts_count_as_measured() {
+    let named = |what: String| json!({ "gemv n=8 floor us": 2.5, what: 3.5 });
+    let record = |what: String| {
+        let mut record = gate(NOW, &["oxide-infer-lab", "natives"], json!({ "gemv n=8": 2 }), &[]);
+        record["findings"][0]["gate"] = json!("natives");
+        record["findings"][0]["measured"] = named(what);
+        record
+    };
+    assert_eq!(claims(&[record(format!("gemv n=8 by {NAME} us"))]), (vec![Claim::Measured], vec![]));
+    assert_eq!(claims(&[record(format!("gemv n=8 by {NAME}_split2 us"))]), (vec![], vec![]));
+}
+
+#[test]
 fn a_fault_that_a_check_found_takes_conformance_back_and_leaves_times() {
     let records = [passed_gate(NOW), check(NOW, &["m=7: worst error 0.3"], NAME, &[1.0])];
     assert_eq!(claims(&records), (vec![Claim::Fails, Claim::Measured], vec![]));
@@ -154,7 +167,7 @@ fn without_records_nothing_is_claimed_and_check_changes_nothing() {
     run(&options(false)).unwrap();
     let made = fs::read_to_string(&file).unwrap();
     let tables: Vec<_> = made.split("<!-- ").filter(|part| part.starts_with("made by")).collect();
-    assert_eq!(tables.len(), 4);
+    assert_eq!(tables.len(), 5);
     for table in tables {
         assert!(!table.contains("`conforms`") && !table.contains("`measured`"), "{table}");
     }

@@ -26,11 +26,25 @@ fn families(registry: &Registry) -> Vec<Arc<Artifact>> {
     registry.artifacts().filter(first).cloned().collect()
 }
 
+/// The artifacts of the kernels in Rust.
+fn natives() -> Arc<Registry> {
+    Arc::new(Registry::embedded_native(Target::hopper()).unwrap())
+}
+
 #[test]
 fn cases_reach_every_kind_of_artifact_and_find_that_nothing_was_computed() {
     let (context, registry) = bench();
-    let families = families(&registry);
-    let finding = gate(&context, &registry, &families, Cases::All);
+    reaches_every_kind(&context, &registry);
+}
+
+#[test]
+fn cases_reach_every_kind_of_kernel_in_rust_and_find_that_nothing_was_computed() {
+    reaches_every_kind(&bench().0, &natives());
+}
+
+fn reaches_every_kind(context: &Context, registry: &Arc<Registry>) {
+    let families = families(registry);
+    let finding = gate(context, registry, &families, Cases::All);
     assert!(!finding.is_pass());
     for artifact in &families {
         let name = &artifact.manifest().name;
@@ -47,11 +61,13 @@ fn cases_reach_every_kind_of_artifact_and_find_that_nothing_was_computed() {
 #[test]
 fn one_case_reaches_every_artifact_by_one_launch() {
     let (context, registry) = bench();
-    let artifacts: Vec<_> = registry.artifacts().cloned().collect();
-    let finding = gate(&context, &registry, &artifacts, Cases::One);
-    let names = artifacts.iter().map(|artifact| (artifact.manifest().name.clone(), 1));
-    assert_eq!(finding.passed, names.collect());
-    assert!(finding.not_covered.is_empty(), "{:?}", finding.not_covered);
+    for registry in [registry, natives()] {
+        let artifacts: Vec<_> = registry.artifacts().cloned().collect();
+        let finding = gate(&context, &registry, &artifacts, Cases::One);
+        let names = artifacts.iter().map(|artifact| (artifact.manifest().name.clone(), 1));
+        assert_eq!(finding.passed, names.collect());
+        assert!(finding.not_covered.is_empty(), "{:?}", finding.not_covered);
+    }
 }
 
 #[test]
