@@ -324,7 +324,7 @@ mod tests {
         let context = Context::primary_on(driver.clone(), 0).unwrap();
         let target = Target::hopper();
         let registries = [Registry::embedded(target).unwrap(), Registry::embedded_native(target).unwrap()];
-        let small = |work: &Work| work.bytes < 4 << 20;
+        let small = |work: &Work| work.bytes < 8 << 20;
         let finding = find(&context, &registries.map(Arc::new), works().unwrap().into_iter().filter(small));
         assert!(finding.failures.is_empty(), "{:?}", finding.failures);
         let contracts = |name: &str| finding.passed.keys().filter(|work| work.starts_with(name)).count();
