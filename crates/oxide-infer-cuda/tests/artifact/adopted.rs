@@ -53,7 +53,8 @@ fn keys_with_no_pages_are_boxes_of_a_tile() {
     });
     let map = map.unwrap();
     assert_eq!((&map.dimensions[..], &map.strides[..]), (&[64, 900, 2][..], &[2 * 128, 128][..]));
-    assert_eq!(map.map.box_, [64, 128, 1]);
+    // Two boxes make a tile.
+    assert_eq!(map.map.box_, [64, 64, 1]);
     assert_eq!(bytes(prefill, "kv_start", &values), 4 * 4);
 
     let decode = artifact("single_decode.bf16.128.split.rows16");
@@ -164,4 +165,38 @@ fn specs_with_no_pages_select_their_artifacts() {
 
 fn dtype_bytes(dtype: DType) -> u32 {
     if dtype == DType::F32 { 4 } else { 2 }
+}
+
+/// The choices of the rules that were made from times of these pages; those of the engine's pages are in `geometry.rs`.
+#[test]
+fn other_pages_are_shared_as_their_times_say() {
+    for (layout, page_size) in [(PageLayout::Nhd, 16), (PageLayout::Hnd, 16), (PageLayout::Nhd, 64)] {
+        // Sequences, key/value heads, keys of a sequence; the algorithm.
+        for (batch, num_kv_heads, keys, algorithm) in [
+            (1, 2, 4096, "cluster_8"),
+            (8, 2, 1024, "cluster_8"),
+            (64, 2, 4096, "cluster_2"),
+            (256, 2, 1024, "rows16"),
+            (8, 8, 4096, "cluster_2"),
+            (64, 8, 1024, "rows16"),
+            (64, 8, 4096, "rows16"),
+        ] {
+            let attention = Attention {
+                dtype: DType::BF16,
+                num_q_heads: num_kv_heads * 4,
+                num_kv_heads,
+                head_dim: 128,
+                scale: 0.1,
+                window: None,
+                soft_cap: None,
+                lse: Presence::Absent,
+            };
+            let paging = Paging { dtype: DType::BF16, layout, page_size };
+            let spec = paged_decode::Spec::new(paged_decode::Config { attention, paging }).unwrap();
+            let pages = keys / page_size as u64;
+            let sizes = [("batch", batch), ("num_pages", 9000), ("max_pages", pages)];
+            let chosen = select(&spec, &sizes, &[]);
+            assert_eq!(chosen.manifest().algorithm, algorithm, "{layout:?} {page_size} {batch} {keys}");
+        }
+    }
 }

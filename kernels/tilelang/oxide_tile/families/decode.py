@@ -44,6 +44,7 @@ from oxide_tile.families.decode_parts import (
     begin,
     load_flat,
     load_pages,
+    load_parts,
     load_queries,
     multiply_keys,
     read_queries,
@@ -52,7 +53,6 @@ from oxide_tile.families.decode_parts import (
     tiles_of,
 )
 
-THREADS = CONSUMERS + WARP
 SPLITS = ("split", "whole")
 # Blocks that a cluster may have.
 CLUSTERS = (1, 2, 4, 8)
@@ -113,6 +113,9 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
     kv_tokens = T.dynamic("kv_tokens")
     splits = T.dynamic("splits") if splits_pages else cluster
     sequences = batch if keys.paged else 1
+    # A copy of a page of 16 is so small that one warp cannot begin them as fast as they are done.
+    copies_apart = keys.paged and keys.page_size < TILE
+    threads = CONSUMERS + (2 if copies_apart else 1) * WARP
     pool = keys.pool(num_pages, num_kv_heads, head_dim)
     # Columns of the result that a block of a cluster finishes.
     width = head_dim // cluster
@@ -133,7 +136,7 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
         group_size: T.int32,
         scale: T.float32,
     ):
-        with T.Kernel(splits, num_kv_heads, sequences, threads=THREADS, cluster_dims=cluster) as (
+        with T.Kernel(splits, num_kv_heads, sequences, threads=threads, cluster_dims=cluster) as (
             share,
             kv_head,
             sequence,
@@ -168,9 +171,19 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
             if thread >= CONSUMERS:
                 if keys.paged:
                     k_way, v_way = (k_pages, k_tiles, k_full, k_free), (v_pages, v_tiles, v_full, v_free)
-                    load_pages(
-                        k_way, v_way, block_table, sequence, kv_head, length, max_pages, first, count, stages, keys
-                    )
+                    if copies_apart:
+                        if thread < CONSUMERS + WARP:
+                            load_parts(
+                                k_way, CONSUMERS, block_table, sequence, kv_head, length, max_pages, first, count,
+                                stages, keys,
+                            )  # fmt: skip
+                        else:
+                            load_parts(
+                                v_way, CONSUMERS + WARP, block_table, sequence, kv_head, length, max_pages, first,
+                                count, stages, keys,
+                            )  # fmt: skip
+                    else:
+                        load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, stages, keys)
                 else:
                     k_way, v_way = (k, k_tiles, k_full, k_free), (v, v_tiles, v_full, v_free)
                     load_flat(k_way, v_way, kv_head, first, count, stages, keys)

@@ -28,45 +28,49 @@ def tiles_of(length, max_pages, keys: Keys):
 
 
 @T.macro
-def load_pages(k_way, v_way, block_table, sequence, kv_head, length, max_pages, first, count, stages, keys):
-    """Copy the keys and the values of one tile after the other, each into its stage once that is free again.
+def load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, stages, keys):
+    """Copy the keys and the values of one page after the other, each into its stage once that is free again.
 
     `k_way` and `v_way` are a pool, the stages, and barriers that say of each whether it is full and whether it is free.
     """
     lane = T.get_thread_binding() - CONSUMERS
     entry = T.alloc_var(I32, init=0)
-    if keys.page_size == TILE:
-        for step in T.serial(count):
-            # Every lane has a page of the next 32, so that the table is not waited for at each.
-            if step % WARP == 0:
-                entry = block_table[sequence, first + T.min(step + lane, count - 1)]
-            page = T.alloc_var(I32, init=T.shfl_sync(entry, step % WARP))
-            fill(*k_way, (page,), kv_head, step, stages, keys)
-            fill(*v_way, (page,), kv_head, step, stages, keys)
-    else:
-        parts = TILE // keys.page_size
-        # Of a tile's pages those after the sequence's last are that one again: what they hold is masked.
-        last = T.alloc_var(I32, init=T.max(T.min(T.ceildiv(length, keys.page_size), max_pages) - 1, 0))
-        for step in T.serial(count):
-            if step % (WARP // parts) == 0:
-                entry = block_table[sequence, T.min((first + step) * parts + lane, last)]
-            pages = T.alloc_local((parts,), I32)
-            for part in T.unroll(parts):
-                pages[part] = T.shfl_sync(entry, step % (WARP // parts) * parts + part)
-            fill(*k_way, tuple(pages[part] for part in range(parts)), kv_head, step, stages, keys)
-            fill(*v_way, tuple(pages[part] for part in range(parts)), kv_head, step, stages, keys)
+    for step in T.serial(count):
+        # Every lane has a page of the next 32, so that the table is not waited for at each.
+        if step % WARP == 0:
+            entry = block_table[sequence, first + T.min(step + lane, count - 1)]
+        page = T.alloc_var(I32, init=T.shfl_sync(entry, step % WARP))
+        fill(*k_way, (page,), kv_head, step, stages, keys, CONSUMERS)
+        fill(*v_way, (page,), kv_head, step, stages, keys, CONSUMERS)
+
+
+@T.macro
+def load_parts(way, first_thread, block_table, sequence, kv_head, length, max_pages, first, count, stages, keys):
+    """As `load_pages`, of tiles of several pages, keys or values alone; the warp begins with thread `first_thread`."""
+    lane = T.get_thread_binding() - first_thread
+    entry = T.alloc_var(I32, init=0)
+    parts = TILE // keys.page_size
+    # Of a tile's pages those after the sequence's last are that one again: what they hold is masked.
+    last = T.alloc_var(I32, init=T.max(T.min(T.ceildiv(length, keys.page_size), max_pages) - 1, 0))
+    pages = T.alloc_local((parts,), I32)
+    for step in T.serial(count):
+        if step % (WARP // parts) == 0:
+            entry = block_table[sequence, T.min((first + step) * parts + lane, last)]
+        for part in T.unroll(parts):
+            pages[part] = T.shfl_sync(entry, step % (WARP // parts) * parts + part)
+        fill(*way, tuple(pages[part] for part in range(parts)), kv_head, step, stages, keys, first_thread)
 
 
 @T.macro
 def load_flat(k_way, v_way, kv_head, first, count, stages, keys):
     """As `load_pages`, of keys that lie one after another."""
     for step in T.serial(count):
-        fill(*k_way, ((first + step) * TILE,), kv_head, step, stages, keys)
-        fill(*v_way, ((first + step) * TILE,), kv_head, step, stages, keys)
+        fill(*k_way, ((first + step) * TILE,), kv_head, step, stages, keys, CONSUMERS)
+        fill(*v_way, ((first + step) * TILE,), kv_head, step, stages, keys, CONSUMERS)
 
 
 @T.macro
-def fill(pool, tiles, full, free, pages, kv_head, step, stages, keys):
+def fill(pool, tiles, full, free, pages, kv_head, step, stages, keys, first_thread):
     """Begin the copy of a tile's pages; a page that is not in the pool is zeros, and so is what is past flat keys."""
     stage = step % stages
     rows = TILE // len(pages)
@@ -77,7 +81,7 @@ def fill(pool, tiles, full, free, pages, kv_head, step, stages, keys):
     # Now every lane has seen the stage free, so none can be a lap behind when it is to be filled again; and the lane
     # that was elected to copy has said how many bytes to expect.
     T.sync_warp()
-    if T.get_thread_binding() == CONSUMERS:
+    if T.get_thread_binding() == first_thread:
         T.barrier_arrive(full[stage])
 
 

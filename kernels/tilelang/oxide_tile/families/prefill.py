@@ -20,7 +20,7 @@ from oxide_tile.families.attention import LOG2_E, LOWEST, PAGE_SIZES, Keys, chec
 from oxide_tile.families.common import F32, I32, LENGTH_OUT_OF_RANGE, TILE_DTYPES, report, vector_lanes
 from oxide_tile.families.starts import check_start
 
-WARPGROUP = 128
+WARP, WARPGROUP = 32, 128
 CONSUMERS = 2 * WARPGROUP
 THREADS = CONSUMERS + WARPGROUP
 # Rows of a warpgroup, the height of the tensor cores' instruction, and of a block.
@@ -278,22 +278,30 @@ def begin_load(pool, tiles, full, block_table, sequence, kv_head, entry, last_pa
 
 @T.macro
 def begin_parts(pool, tiles, full, found, kv_head, stage, keys):
-    """As `begin_load`, where lane `i` of each warp has found the tile's page `i`."""
-    for part in T.unroll(KEYS // keys.page_size):
-        page = T.alloc_var(I32, init=T.shfl_sync(found, part))
-        for slice_ in T.unroll(tiles.shape[2] // SLICE):
-            copy_keys(
-                pool, tiles, stage, part * keys.page_size, keys.page_size, page, kv_head, slice_ * SLICE, SLICE,
-                keys.layout, full,
-            )  # fmt: skip
+    """As `begin_load`, where lane `i` of each warp has found the tile's page `i`; each warp begins some copies."""
+    parts = KEYS // keys.page_size // (WARPGROUP // WARP)
+    for warp in tuple(range(WARPGROUP // WARP)):
+        if T.get_thread_binding() >= CONSUMERS + warp * WARP:
+            if T.get_thread_binding() < CONSUMERS + (warp + 1) * WARP:
+                for part in T.unroll(parts):
+                    page = T.alloc_var(I32, init=T.shfl_sync(found, warp * parts + part))
+                    for slice_ in T.unroll(tiles.shape[2] // SLICE):
+                        copy_keys(
+                            pool, tiles, stage, (warp * parts + part) * keys.page_size, keys.page_size, page, kv_head,
+                            slice_ * SLICE, SLICE, keys.layout, full,
+                        )  # fmt: skip
     T.barrier_arrive(full[stage])
 
 
 @T.macro
 def begin_rows(pool, tiles, full, row, kv_head, stage, keys):
     """As `begin_load`, of a tile that lies in one piece; what is past the keys is zeros."""
-    for slice_ in T.unroll(tiles.shape[2] // SLICE):
-        copy_keys(pool, tiles, stage, 0, KEYS, row, kv_head, slice_ * SLICE, SLICE, keys.layout, full)
+    for part in T.unroll(FEW_PAGES):
+        for slice_ in T.unroll(tiles.shape[2] // SLICE):
+            copy_keys(
+                pool, tiles, stage, part * (KEYS // FEW_PAGES), KEYS // FEW_PAGES, row + part * (KEYS // FEW_PAGES),
+                kv_head, slice_ * SLICE, SLICE, keys.layout, full,
+            )  # fmt: skip
     T.barrier_arrive(full[stage])
 
 
