@@ -49,6 +49,10 @@ pub(super) fn run(suite: &mut Suite<'_>) {
             }
         }
     }
+    // As models have it: many heads, and as many tokens as several blocks of a kernel have.
+    for shape in [[1, 32, 64], [130, 9, 64], [1, 12, 128], [65, 40, 128]] {
+        case(suite, config(DType::BF16, shape[2], shape[2]), shape, Spacing::Dense);
+    }
     for (dtype, scaling) in DTYPES.into_iter().flat_map(|dtype| scalings().map(|scaling| (dtype, scaling))) {
         case(suite, Config { scaling, ..config(dtype, 64, 64) }, [9, 2, 64], Spacing::Dense);
     }
