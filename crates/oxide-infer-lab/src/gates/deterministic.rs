@@ -27,8 +27,9 @@ const CUT: [usize; 2] = [3, 32_768];
 /// The whole of it.
 const WHOLE: [usize; 2] = [28, 151_936];
 
-/// Of which both plans are timed: decode steps, a long prompt and a short one.
-const WORKS: [Work; 5] = [
+/// Of which the plans are timed: decode steps, a long prompt and a short one.
+const WORKS: [Work; 6] = [
+    Work { batch: 1, input: 128, output: 128, repeat: 3 },
     Work { batch: 1, input: 512, output: 128, repeat: 3 },
     Work { batch: 64, input: 512, output: 128, repeat: 2 },
     Work { batch: 256, input: 128, output: 64, repeat: 2 },

@@ -112,7 +112,9 @@ fn orders_are_taken_by_the_costs_of_short_decodes_and_of_long_prompts() {
     let (order, first) = of(Phase::Generated, "attention output projection");
     assert_eq!((ends(&order), first), (4, "m8_64x128_s5_split4"));
     let (order, first) = of(Phase::Generated, "query, key and value projection");
-    assert_eq!((ends(&order), first), (2, "m8_64x128_s5_split2"));
+    assert_eq!((ends(&order), first), (4, "m8_64x128_s5_split4"));
+    let (order, first) = of(Phase::Generated, "down projection");
+    assert_eq!((ends(&order), first), (8, "m8_64x128_s5_split8"));
     // Long prompts are added up in one piece, which begins with the residual; those of up to 16 tokens as well.
     let (order, first) = of(Phase::Prompt, "down projection");
     assert_eq!((ends(&order), &first[..5]), (1, "tile_"));
@@ -122,9 +124,15 @@ fn orders_are_taken_by_the_costs_of_short_decodes_and_of_long_prompts() {
 #[test]
 fn few_sequences_share_their_pages_among_more_blocks() {
     let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
-    let planned = planned(&config, &CudaOptions { max_sequences: 4, ..OPTIONS });
+    let at_most = |max_sequences| CudaOptions { max_sequences, ..OPTIONS };
+    let attention = |max_sequences| {
+        let planned = planned(&config, &at_most(max_sequences));
+        planned[&(Phase::Generated, "attention".to_owned())].algorithms.clone()
+    };
     // Classes of 1, 2 and 4 rows, two layers.
-    assert_eq!(planned[&(Phase::Generated, "attention".to_owned())].algorithms, ["cluster_8"; 6]);
+    assert_eq!(attention(4), ["cluster_8"; 6]);
+    assert_eq!(attention(64).first().map(String::as_str), Some("cluster_4"));
+    assert_eq!(attention(65).first().map(String::as_str), Some("cluster_2"));
 }
 
 /// Requests of one operator in two classes, and what rules predict.

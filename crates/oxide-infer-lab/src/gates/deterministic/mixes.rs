@@ -74,7 +74,7 @@ struct Gate {
 impl Gate {
     /// Some of the requests at once, twice where the cache is to be warm.
     fn mix(&mut self, mix: usize, claim: Claim, finding: &mut Finding) -> Result<()> {
-        let company = 1 + self.random.below(1 << (mix % 7)) as usize;
+        let company = 1 + self.random.below(2 << (mix % 7)) as usize;
         let chosen: Vec<_> =
             (0..company).map(|_| self.random.below(self.asked.len() as u64) as usize).collect();
         let cached = self.random.below(2) == 0;
@@ -110,7 +110,7 @@ impl Gate {
         let all: usize = chosen.iter().map(pages).sum();
         let max_sequences = [4, 16, MOST][self.random.below(3) as usize].min(self.limits.max_sequences);
         let budget = [max_sequences, 96, 500, usize::MAX][self.random.below(4) as usize];
-        let few = longest + 1 + self.random.below((all / 2) as u64 + 1) as usize;
+        let few = longest + 1 + self.random.below((all / 8) as u64 + 2) as usize;
         let num_pages = if self.random.below(2) == 0 { few } else { usize::MAX };
         ExecutorLimits {
             num_pages: num_pages.min(self.limits.num_pages),

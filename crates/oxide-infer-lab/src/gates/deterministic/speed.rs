@@ -1,4 +1,5 @@
-//! What a deterministic plan costs: both plans of one model, in turns.
+//! What deterministic plans cost: of one model the fastest plan, one for as many sequences, and one for a quarter of them, in
+//! turns.
 
 use super::random_model;
 use crate::record::Finding;
@@ -25,7 +26,7 @@ pub(super) struct Work {
     pub(super) repeat: usize,
 }
 
-/// Measures both plans, A B B A, and notes medians in milliseconds with the least and the greatest.
+/// Measures the plans, A B C C B A, and notes medians in milliseconds with the least and the greatest.
 pub(super) fn run(
     context: &Context,
     config: &str,
@@ -34,23 +35,30 @@ pub(super) fn run(
     finding: &mut Finding,
 ) -> Result<()> {
     let source = random_model(config)?;
-    let engine = |goal: PlanGoal| -> Result<EngineHandle> {
-        let options = CudaOptions { goal, ..options.clone() };
+    let engine = |goal: PlanGoal, max_sequences: usize| -> Result<EngineHandle> {
+        let options = CudaOptions { goal, max_sequences, ..options.clone() };
         let executor = load_cuda_on(context, &source, &options, &mut |_| ())?;
         let config = EngineConfig { prefix_cache: PrefixCache::Disabled, ..EngineConfig::default() };
         Ok(Engine::start(Box::new(executor), config)?)
     };
-    let fastest = engine(PlanGoal::Fastest)?;
-    let deterministic = engine(PlanGoal::Deterministic)?;
+    let (most, few) = (options.max_sequences, options.max_sequences / 4);
+    let plans = [
+        ("fastest plan".to_owned(), engine(PlanGoal::Fastest, most)?),
+        ("deterministic plan".to_owned(), engine(PlanGoal::Deterministic, most)?),
+        (format!("deterministic plan of {few} sequences"), engine(PlanGoal::Deterministic, few)?),
+    ];
     for work in works {
-        let fast = rounds(&fastest, *work)?;
-        let same = [rounds(&deterministic, *work)?, rounds(&deterministic, *work)?].concat();
-        let fast = [fast, rounds(&fastest, *work)?].concat();
+        let admits = |(_, engine): &&(String, EngineHandle)| engine.limits().max_sequences >= work.batch;
+        let plans: Vec<_> = plans.iter().filter(admits).collect();
+        let mut found = vec![Vec::new(); plans.len()];
+        for turn in (0..plans.len()).chain((0..plans.len()).rev()) {
+            found[turn].extend(rounds(&plans[turn].1, *work)?);
+        }
         let Work { batch, input, output, .. } = work;
-        for (plan, rounds) in [("fastest", fast), ("deterministic", same)] {
+        for ((plan, _), rounds) in plans.into_iter().zip(found) {
             let mut note = |what: &str, values: Vec<f64>| {
                 let Some([least, median, most]) = spread(values) else { return };
-                let name = format!("{what} of {batch} x {input} in {output} out, {plan} plan, ms");
+                let name = format!("{what} of {batch} x {input} in {output} out, {plan}, ms");
                 finding.measured.insert(name.clone(), median);
                 finding.measured.insert(format!("{name}: least"), least);
                 finding.measured.insert(format!("{name}: most"), most);
