@@ -61,7 +61,7 @@ def dense(
     threads = consumer_threads + WARPGROUP
     registers = columns * block_m // consumer_threads
     seeded = epilogue == "residual" and splits == 1
-    through_shared = splits == 1 and output_dtype == dtype
+    through_shared = splits == 1 and output_dtype == dtype and columns % SLICE == 0
     products_of_step = 2 if gated else 1
 
     @T.macro
