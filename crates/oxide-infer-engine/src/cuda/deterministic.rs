@@ -218,8 +218,8 @@ impl Operator {
         // Blocks that share a sequence (docs/evidence/2026-11-30-h200-decodes.json, 1.5B): of 1 row and 1,024 keys two take 6.8
         // us, four 4.9 and eight 4.2; of 64 rows 19.9, 26.5 and 33.5, and of 256 rows and 256 keys 28, 46 and 86.
         let algorithm = match rows {
-            ..=8 => "cluster_8",
-            ..=64 => "cluster_4",
+            0..=8 => "cluster_8",
+            9..=64 => "cluster_4",
             _ => "cluster_2",
         };
         (largest.contract() == "attention.paged_decode").then(|| algorithm.to_owned())
