@@ -10,6 +10,8 @@ EVIDENCE = ROOT / "docs/evidence"
 VLLM = EVIDENCE / "2026-11-29-h200-vllm.json"
 TARGETS = pathlib.Path(__file__).with_name("targets.json")
 CPU = ROOT / "benchmarks/engines/record.json"
+# Of runs for which the engine was told nothing.
+OWN_SETTING = {"max_batch_tokens": None}
 
 
 def newest() -> pathlib.Path:
@@ -24,6 +26,13 @@ def load(path: pathlib.Path) -> dict:
         # `VmRSS: "401384 kB"`, in units of 1,024 bytes as /proc/PID/status has them.
         record["server_resident_gb"] = int(memory["VmRSS"].split()[0]) * 1024 / 1e9
     return record
+
+
+def ours(target: dict) -> dict | None:
+    """What picks the entries of a target in a record of this engine."""
+    if target.get("section") != "runs":
+        return target.get("where")
+    return target["where"] | target.get("setting", OWN_SETTING)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,7 @@ def server(record: dict, concurrency: int, metric: str) -> float:
 
 
 def offline(record: dict, batch: int, input_len: int, metric: str) -> float:
-    where = {"model": "Qwen2.5-1.5B", "batch": batch, "input_len": input_len}
+    where = {"model": "Qwen2.5-1.5B", "batch": batch, "input_len": input_len} | records.OWN_SETTING
     found = find(record, f"speed.{metric}", "runs", where)
     if found is None:
         raise SystemExit(f"the record has no {metric} of batch {batch} with {input_len} tokens in")
@@ -100,7 +100,10 @@ def verdict(target: dict, value: float) -> str:
 
 def target_row(target: dict, record: dict, vllm: dict) -> str:
     unit, section, where = target["unit"], target.get("section"), target.get("where")
-    ours, theirs = (find(of, target["metric"], section, where) for of in (record, vllm))
+    ours, theirs = (
+        find(record, target["metric"], section, records.ours(target)),
+        find(vllm, target["metric"], section, where),
+    )
     goal = ("≤ " if target["better"] == "lower" else "≥ ") + given(target["target"])
     ratio = "–"
     if ours and theirs:
@@ -133,7 +136,7 @@ def spread(value: Measured) -> str:
 
 
 def targets_block(targets: list, record: dict, vllm: dict, name: str) -> str:
-    beside = "in the same run" if "limits" in record else "beside the products"
+    beside = record.get("limits_measured", "in the same run" if "limits" in record else "beside the products")
     limits = record.get("limits") or record["limits_measured_beside_the_products"]
     rows = [target_row(target, record, vllm) for target in targets]
     counts = {word: sum(f"| {word} |" in row for row in rows) for word in ("met", "**missed**", "not measured")}

@@ -71,8 +71,8 @@ def test_every_target_names_something_that_its_peer_or_the_record_can_have():
     record, vllm = records.load(records.newest()), records.load(records.VLLM)
     for row in records.load(records.TARGETS)["rows"]:
         found = [
-            find(of, metric, row.get("section"), row.get("where"))
-            for of in (record, vllm)
+            find(of, metric, row.get("section"), where)
+            for of, where in ((record, records.ours(row)), (vllm, row.get("where")))
             for metric in (row["metric"], row.get("in_all", "-") + ".p99")
         ]
         assert any(found), row["work"]
@@ -80,15 +80,15 @@ def test_every_target_names_something_that_its_peer_or_the_record_can_have():
 
 def test_measuring_makes_a_row_for_every_target():
     runs = [
-        {"model": f"{name}, --weights random:1", "batch": batch, "input_len": inputs}
+        {"model": f"{name}, --weights random:1", "batch": batch, "input_len": inputs, "max_batch_tokens": tokens}
         for name, works in measure.BATCHES.items()
-        for batch, inputs, _, _ in works
+        for batch, inputs, _, _, tokens in works
     ]
     server = [{"concurrency": concurrency} for concurrency in measure.CONCURRENCIES]
     record = {"runs": [run | {"is": 1} for run in runs], "server": [row | {"is": 1} for row in server]}
     for row in records.load(records.TARGETS)["rows"]:
         if "section" in row:
-            assert find(record, "is", row["section"], row["where"]) == Measured(1), row["work"]
+            assert find(record, "is", row["section"], records.ours(row)) == Measured(1), row["work"]
 
 
 def test_a_model_of_another_shape_is_refused(tmp_path):
