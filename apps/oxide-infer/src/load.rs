@@ -7,6 +7,7 @@ use crate::generate::Generator;
 use crate::generation_config::GenerationConfig;
 use crate::model::ModelName;
 use crate::terminal::Progress;
+use anyhow::bail;
 use oxide_infer_engine::cpu::{CpuOptions, KvMemory, PlanError};
 use oxide_infer_engine::cuda::{
     ArtifactSource, CudaLoadError, CudaOptions, CudaPlanError, PlanGoal, load_cuda,
@@ -123,6 +124,9 @@ fn load_on_cpu(
     options: &EngineOptions,
     update: &mut dyn FnMut(LoadProgress),
 ) -> anyhow::Result<Box<dyn Executor>> {
+    if let Some(folder) = &options.artifacts {
+        bail!("--artifacts {} are kernels for a GPU; the model runs on the CPU", folder.display());
+    }
     let default = CpuOptions::default();
     let cpu = CpuOptions {
         threads: options.threads,
@@ -144,22 +148,28 @@ fn load_on_gpu(
     options: &EngineOptions,
     update: &mut dyn FnMut(LoadProgress),
 ) -> anyhow::Result<Box<dyn Executor>> {
-    let default = CudaOptions::default();
-    let cuda = CudaOptions {
-        max_model_len: options.max_model_len,
-        max_batch_tokens: options.max_batch_tokens.unwrap_or(default.max_batch_tokens),
-        max_sequences: options.max_sequences.unwrap_or(default.max_sequences),
-        kv_memory: options.kv_memory.map(|size| size.0),
-        artifacts: options.artifacts.clone().map_or(default.artifacts, ArtifactSource::Directory),
-        decode_launch: default.decode_launch,
-        goal: if options.deterministic { PlanGoal::Deterministic } else { PlanGoal::Fastest },
-    };
+    let cuda = cuda_options(options);
     let executor = load_cuda(source, ordinal, &cuda, update).map_err(explain_cuda)?;
     report(&executor.limits(), ByteSize(executor.kv_bytes()));
     let (operators, artifacts) = executor.plan_size();
     tracing::info!("{operators} operators are planned, all of them from {artifacts} kernel artifacts");
     report_bits(options, "every operator has one order of sums, and prompts have steps of their own");
     Ok(Box::new(executor))
+}
+
+/// What the options ask of a GPU. A step has room for one token of every sequence, unless its size was given.
+fn cuda_options(options: &EngineOptions) -> CudaOptions {
+    let default = CudaOptions::default();
+    let max_sequences = options.max_sequences.unwrap_or(default.max_sequences);
+    CudaOptions {
+        max_model_len: options.max_model_len,
+        max_batch_tokens: options.max_batch_tokens.unwrap_or(default.max_batch_tokens.max(max_sequences)),
+        max_sequences,
+        kv_memory: options.kv_memory.map(|size| size.0),
+        artifacts: options.artifacts.clone().map_or(default.artifacts, ArtifactSource::Directory),
+        decode_launch: default.decode_launch,
+        goal: if options.deterministic { PlanGoal::Deterministic } else { PlanGoal::Fastest },
+    }
 }
 
 /// Names the options that help.
@@ -211,4 +221,28 @@ fn report(limits: &ExecutorLimits, kv_memory: ByteSize) {
         limits.max_sequences,
         limits.max_batch_tokens,
     );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        engine: EngineOptions,
+    }
+
+    fn options(words: &[&str]) -> CudaOptions {
+        cuda_options(&Line::parse_from([&["oxide-infer"], words].concat()).engine)
+    }
+
+    #[test]
+    fn a_step_has_room_for_every_sequence_unless_its_size_is_given() {
+        assert_eq!(options(&[]).max_batch_tokens, 2048);
+        assert_eq!(options(&["--max-sequences", "3000"]).max_batch_tokens, 3000);
+        let given = options(&["--max-sequences", "3000", "--max-batch-tokens", "512"]);
+        assert_eq!((given.max_sequences, given.max_batch_tokens), (3000, 512));
+    }
 }

@@ -102,7 +102,7 @@ impl Executor for TimedExecutor {
             page_size: 64,
             num_pages: self.sequences * (longest.div_ceil(64) + 1),
             max_sequences: self.sequences,
-            max_batch_tokens: 8192,
+            max_batch_tokens: 2048,
             max_model_len: longest,
             vocab_size: VOCABULARY as usize,
             max_logprobs: 0,

@@ -45,7 +45,7 @@ impl Decoding {
             page_size: 64,
             num_pages: sequences * (longest.div_ceil(64) + 1),
             max_sequences: sequences,
-            max_batch_tokens: 8192.max(sequences),
+            max_batch_tokens: 2048.max(sequences),
             max_model_len: longest,
             vocab_size: 150_000,
             max_logprobs: u32::MAX,

@@ -91,11 +91,15 @@ fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     let context = Context::primary(options.device)?;
     let registry = Arc::new(registry(&context, options.provider, options.artifacts.as_deref())?);
     let mut record = Record::new(&context, &registry, &options.revision)?;
-    let gates = match (options.gates.as_slice(), options.provider) {
+    let gates: &[gates::Gate] = match (options.gates.as_slice(), options.provider) {
         ([], Provider::OxideNative) => &[gates::Gate::Conformance],
+        ([], _) if options.artifacts.is_some() => &[gates::Gate::Conformance, gates::Gate::Lifetime],
         ([], _) => gates::Gate::ALL,
         (named, _) => named,
     };
+    for &gate in gates {
+        check(gate, options)?;
+    }
     let cublas_lt = options.cublas_lt.clone().map_or(Search::Usual, Search::At);
     let scope = gates::Scope { cases: options.cases, only: options.only.clone(), cublas_lt };
     for gate in gates {
@@ -106,6 +110,22 @@ fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     record.write(&options.record)?;
     println!("{}: {}", options.record.display(), record.verdict());
     Ok(if record.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whether a gate runs the artifacts that the record will name.
+fn check(gate: gates::Gate, options: &GatesOptions) -> Result<()> {
+    let native = options.provider == Provider::OxideNative;
+    ensure!(
+        !native || gate == gates::Gate::Conformance,
+        "the gate {gate:?} is not of {}, which has the conformance gate alone",
+        options.provider
+    );
+    let whole_models = matches!(gate, gates::Gate::Engine | gates::Gate::Deterministic);
+    ensure!(
+        !whole_models || options.artifacts.is_none(),
+        "the gate {gate:?} runs models with the artifacts in the binary, so it takes no --artifacts"
+    );
+    Ok(())
 }
 
 fn run_bench(options: &BenchOptions) -> Result<ExitCode> {

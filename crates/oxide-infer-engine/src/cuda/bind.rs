@@ -128,7 +128,7 @@ impl Binder<'_> {
         }
         let graph = match class {
             StepClass::Decode(DecodeClass { rows, .. }) => {
-                // Every row of a decode step is sampled: the head reads the residual stream itself.
+                // Nearly every row of a decode step is sampled: the head reads the residual stream itself.
                 let hidden = self.buffers.hidden()?;
                 match &step.logits {
                     Some(request) => self.normed_logits(request, &mut operators)?,

@@ -1,7 +1,7 @@
 //! Random requests, and answers as words.
 
 use super::Random;
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{LogProbs, SamplingParams, TokenLogProb};
 use oxide_infer_engine::request::{EosPolicy, Masking, StopConditions};
@@ -81,6 +81,7 @@ pub(super) fn follow_up(
 pub(super) fn answer(mut stream: EventStream, request: &EngineRequest) -> Result<Answer> {
     let choices = vec![Vec::new(); request.choices.get() as usize];
     let mut answer = Answer { prompt: Vec::new(), choices };
+    let mut finished = 0;
     while let Some(event) = stream.blocking_next() {
         match event {
             EngineEvent::PromptDone { logprobs, .. } => {
@@ -92,9 +93,10 @@ pub(super) fn answer(mut stream: EventStream, request: &EngineRequest) -> Result
                 logprobs.iter().for_each(|listed| put(listed, words));
             }
             EngineEvent::Failed(error) => bail!("it failed: {error}"),
-            EngineEvent::Finished { .. } => {}
+            EngineEvent::Finished { .. } => finished += 1,
         }
     }
+    ensure!(finished == answer.choices.len(), "the engine ended before {} choices did", answer.choices.len());
     Ok(answer)
 }
 
