@@ -100,12 +100,16 @@ def test_a_model_of_another_shape_is_refused(tmp_path):
 
 def test_the_check_fails_when_a_block_or_a_plot_is_not_of_the_records(monkeypatch, capsys):
     assert report.main(["--check"]) == 0
-    record = records.load(records.newest())
-    record["server"][0]["summary"]["output_tokens_per_s"] = 777
-    changed = report.gpu_block(record, records.load(records.VLLM), "x.md")
+    record, vllm = records.load(records.newest()), records.load(records.VLLM)
+    (row,) = (line for line in report.gpu_block(record, vllm, "x.md").splitlines() if line.startswith("| 1 |"))
+    one, *_ = (entry for entry in record["server"] if entry["concurrency"] == 1)
+    others = [entry for entry in record["server"] if entry["concurrency"] != 1]
+    record["server"] = [one | {"summary": one["summary"] | {"output_tokens_per_s": 777}}, *others]
+    changed = report.gpu_block(record, vllm, "x.md")
     monkeypatch.setattr(report, "all_blocks", lambda: {"README.md": {"gpu": changed}})
     monkeypatch.setattr(plot_inputs, "digest", lambda: "another")
     assert report.main(["--check"]) == 1
     shown = capsys.readouterr().out
-    assert "-| 1 | 814 | 453 | 4.7 | 20 |" in shown and "+| 1 | 777 | 453 | 4.7 | 20 |" in shown
+    cells = row.split(" | ")
+    assert f"-{row}" in shown and "+" + " | ".join([cells[0], "777", *cells[2:]]) in shown and cells[1] != "777"
     assert "serving-dark.svg was drawn from other records or by another script" in shown
