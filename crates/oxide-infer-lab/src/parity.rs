@@ -11,6 +11,7 @@ use anyhow::{Context as _, Result};
 use cases::Cases;
 use clap::{Args, ValueEnum};
 use modes::Runner;
+pub(crate) use modes::greedy_request;
 use oxide_infer_engine::cpu::{CpuOptions, KvMemory};
 use oxide_infer_engine::cuda::{CudaOptions, DecodeLaunch, load_cuda};
 use oxide_infer_engine::{ExecutorLimits, LogitsTap, ModelSource, load_cpu};

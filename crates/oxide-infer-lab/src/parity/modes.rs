@@ -104,7 +104,7 @@ impl Runner {
             let engine = self.engine(ExecutorLimits { num_pages, ..self.limits }, PrefixCache::Disabled)?;
             // The older sequence must not get ahead before the case is there.
             let held = lock(&self.executor);
-            let beside = engine.submit(request(older.clone(), new_tokens + prompt_steps + 1))?;
+            let beside = engine.submit(greedy_request(older.clone(), new_tokens + prompt_steps + 1))?;
             let stream = self.submit(&engine, case)?;
             drop(held);
             finish(beside)?;
@@ -118,7 +118,7 @@ impl Runner {
     fn warm(&mut self) -> Result<()> {
         let engine = self.engine(self.limits, PrefixCache::Enabled)?;
         for case in 0..self.cases.len() {
-            finish(engine.submit(request(self.cases.get(case).prompt.clone(), 1))?)?;
+            finish(engine.submit(greedy_request(self.cases.get(case).prompt.clone(), 1))?)?;
             lock(&self.sink).forget(case);
             finish(self.submit(&engine, case)?)?;
         }
@@ -134,7 +134,7 @@ impl Runner {
     }
 
     fn submit(&self, engine: &EngineHandle, case: usize) -> Result<EventStream> {
-        Ok(engine.submit(request(self.cases.get(case).prompt.clone(), self.cases.new_tokens()))?)
+        Ok(engine.submit(greedy_request(self.cases.get(case).prompt.clone(), self.cases.new_tokens()))?)
     }
 
     /// Adds up what an engine has counted.
@@ -145,7 +145,8 @@ impl Runner {
     }
 }
 
-fn request(prompt: Arc<[TokenId]>, max_tokens: usize) -> EngineRequest {
+/// One greedy answer of exactly so many tokens.
+pub(crate) fn greedy_request(prompt: Arc<[TokenId]>, max_tokens: usize) -> EngineRequest {
     EngineRequest {
         prompt,
         choices: NonZeroU32::MIN,

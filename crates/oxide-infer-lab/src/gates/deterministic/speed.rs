@@ -2,17 +2,13 @@
 //! turns.
 
 use super::random_model;
+use crate::parity::greedy_request;
 use crate::record::Finding;
 use anyhow::{Context as _, Result, bail};
 use oxide_infer::TokenId;
-use oxide_infer::sampling::SamplingParams;
 use oxide_infer_cuda::runtime::Context;
 use oxide_infer_engine::cuda::{CudaOptions, PlanGoal, load_cuda_on};
-use oxide_infer_engine::request::{EosPolicy, Masking, StopConditions};
-use oxide_infer_engine::{
-    Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, EventStream, PrefixCache,
-};
-use std::num::NonZeroU32;
+use oxide_infer_engine::{Engine, EngineConfig, EngineEvent, EngineHandle, EventStream, PrefixCache};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -102,7 +98,7 @@ fn once(engine: &EngineHandle, work: Work) -> Result<Round> {
     let prompt = |one: usize| -> Arc<[TokenId]> {
         (0..work.input).map(|at| TokenId((3 + ((one * 131 + at) as u64 * 7919) % vocab) as u32)).collect()
     };
-    let streams = (0..work.batch).map(|one| Ok(engine.submit(request(prompt(one), work.output))?));
+    let streams = (0..work.batch).map(|one| Ok(engine.submit(greedy_request(prompt(one), work.output))?));
     let answers = streams.collect::<Result<Vec<_>>>()?.into_iter().map(times).collect::<Result<Vec<_>>>()?;
     let start = answers.iter().map(|times| times.scheduled).min().context("no requests")?;
     let last = answers.iter().max_by_key(|times| times.tokens.first()).context("no requests")?;
@@ -128,21 +124,4 @@ fn times(mut stream: EventStream) -> Result<Times> {
         }
     }
     bail!("a request ended without a word")
-}
-
-fn request(prompt: Arc<[TokenId]>, max_tokens: usize) -> EngineRequest {
-    EngineRequest {
-        prompt,
-        choices: NonZeroU32::MIN,
-        sampling: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
-        stop: StopConditions {
-            max_tokens: max_tokens as u32,
-            eos: EosPolicy::Ignore,
-            ..StopConditions::default()
-        },
-        logprobs: None,
-        prompt_logprobs: None,
-        masking: Masking::None,
-        pooling: None,
-    }
 }
