@@ -5,7 +5,7 @@
 
 Each tool runs over each group of artifacts in a process of its own, which is ended when its time is up: one that is
 stuck costs no other. The record is written after every process. It names the artifacts that each tool saw run to their
-end, and this fails unless that is every artifact, with no error, under every tool.
+end, and the hash of each one's cubin, and this fails unless that is every artifact, with no error, under every tool.
 """
 
 import argparse
@@ -20,7 +20,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-ARTIFACTS = Path(__file__).resolve().parents[2] / "crates/oxide-infer-cuda/artifacts/sm_90a"
+ARTIFACTS = Path(__file__).resolve().parents[2] / "crates/oxide-infer-cuda/artifacts"
+# Providers whose kernels are artifacts, and the folders of these.
+PROVIDERS = {"oxide_tile": "sm_90a", "oxide_native": "sm_90a_native"}
 TOOLS = ("memcheck", "initcheck", "synccheck", "racecheck")
 # Parts of artifacts' names; together they are in the name of every artifact.
 GROUPS = {
@@ -30,7 +32,8 @@ GROUPS = {
     "sampling": ("argmax", "sample", "log_probabilities"),
     "norms": ("rms_norm",),
     "products": ("dense.",),
-    "small products": ("dense_small.",),
+    "small products": ("dense_small.", "gemv"),
+    "chained products": ("weighted.", "scaled_"),
     "one row": ("projected.", "streamed."),
 }
 ERROR_EXIT = 86
@@ -40,9 +43,10 @@ RAN = re.compile(r"^ran (\S+): (\d+)$", re.MULTILINE)
 KEPT_LINES = 60
 
 
-def names(folder: Path) -> set[str]:
-    """The artifacts of a folder."""
-    return set(json.loads((folder / "index.json").read_text())["artifacts"])
+def cubins(folder: Path) -> dict[str, str]:
+    """The artifacts of a folder, and the hash of each one's cubin."""
+    index = json.loads((folder / "index.json").read_text())["artifacts"]
+    return {name: json.loads((folder / f"{name}.json").read_text())["cubin"]["sha256"] for name in index}
 
 
 def run(tool: str, parts: tuple[str, ...], options: argparse.Namespace) -> dict:
@@ -52,7 +56,7 @@ def run(tool: str, parts: tuple[str, ...], options: argparse.Namespace) -> dict:
         only = [argument for part in parts for argument in ("--only", part)]
         command = [
             *(options.sanitizer, "--tool", tool, "--error-exitcode", str(ERROR_EXIT), "--print-limit", "20"),
-            *(options.lab, "gates", "conformance", "--cases", "one", *only),
+            *(options.lab, "gates", "conformance", "--provider", options.provider, "--cases", "one", *only),
             *("--revision", options.revision, "--record", str(record)),
         ]
         began = time.monotonic()
@@ -138,19 +142,22 @@ def main() -> int:
     parser.add_argument("--revision", required=True, help="source revision of the binary")
     parser.add_argument("--json", type=Path, required=True, help="where the record goes")
     parser.add_argument("--sanitizer", default="compute-sanitizer")
+    parser.add_argument("--provider", choices=tuple(PROVIDERS), default="oxide_tile", help="whose artifacts")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this tool (repeatable)")
     parser.add_argument("--group", choices=tuple(GROUPS), action="append", help="only this group (repeatable)")
     parser.add_argument("--seconds", type=float, default=60.0, help="time of one process")
     parser.add_argument("--budget", type=float, default=480.0, help="no process begins after these seconds")
     parser.add_argument(
-        "--workers", type=int, default=1, help="so many processes at once, each over one artifact instead of a group"
+        "--workers", type=int, default=1, help="so many processes at once, each over few artifacts instead of a group"
     )
+    parser.add_argument("--each", type=int, default=4, help="artifacts of a process where there are several workers")
     options = parser.parse_args()
     groups = {name: parts for name, parts in GROUPS.items() if name in (options.group or GROUPS)}
     tools = options.tool or TOOLS
     chosen = [part for parts in groups.values() for part in parts]
     # Without a choice of groups all are wanted, so that one in no group is missed.
-    admitted = {name for name in names(ARTIFACTS) if not options.group or any(part in name for part in chosen)}
+    hashes = cubins(ARTIFACTS / PROVIDERS[options.provider])
+    admitted = {name for name in hashes if not options.group or any(part in name for part in chosen)}
     began = time.monotonic()
     record = {
         "schema": 1,
@@ -159,12 +166,15 @@ def main() -> int:
         "device": None,
         "sanitizer": version(options.sanitizer),
         "tools": tools,
-        "artifacts": sorted(admitted),
+        "provider": options.provider,
+        "artifacts": {name: hashes[name] for name in sorted(admitted)},
         "steps": [],
         "not_begun": [],
     }
     if options.workers > 1:
-        groups = {name: (name,) for name in sorted(admitted)}
+        ordered = sorted(admitted)
+        each = range(0, len(ordered), options.each)
+        groups = {ordered[i]: tuple(ordered[i : i + options.each]) for i in each}
     pieces = [(tool, group, parts) for tool in tools for group, parts in groups.items()]
 
     def begin(piece: tuple[str, str, tuple[str, ...]]) -> dict | None:
