@@ -10,36 +10,33 @@ Tiles, the ring of stages and the clusters are those of `gemm.dense_small`. Here
 halves from different places: a gate's and its up projection's, or those of a head, which rotary embedding pairs.
 """
 
+from dataclasses import replace
+
 import tilelang.language as T
 
-from oxide_tile.definition import UNLIMITED, Condition, Definition, DefinitionError, Domain, Tensor
-from oxide_tile.expr import Binary, Name
-from oxide_tile.families.common import (
-    F32,
-    I32,
-    LENGTH_OUT_OF_RANGE,
-    PAGE_OUT_OF_RANGE,
-    PAGE_SIZE,
-    PAGING,
-    POSITION_OUT_OF_RANGE,
-    STATUS,
-    TILE_DTYPES,
-    exactly,
-    part,
-    report,
-    vector_lanes,
+from oxide_tile.definition import Definition, DefinitionError
+from oxide_tile.expr import Name
+from oxide_tile.families.chained import (
+    LANES,
+    QUAD,
+    SQUARES,
+    SUMS,
+    find_place,
+    outputs,
+    projected_contract,
+    store,
+    swiglu_contract,
+    turn_pairs,
+    weighted_contract,
 )
-from oxide_tile.families.gemm import ALL_CONSUMERS, PAD, QUAD, ROWS, SLAB, WARP, WARPGROUP, silu
+from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, part
+from oxide_tile.families.gemm import ALL_CONSUMERS, PAD, ROWS, SLAB, WARP, WARPGROUP, silu
 
 WARPS = WARPGROUP // WARP
 # Rows of a tile that come from one place, where it has two.
 HALF = ROWS // 2
-# Elements of the residual stream whose squares are summed by the product that writes them.
-SQUARES = 8
-# Sums that a lane loads at once, and how often it does so before the products begin.
-SUMS = 4
+# How often a lane loads sums before the products begin.
 AHEAD = 2
-LANES = 2 * QUAD
 # Every index is checked by hand or by the tensor maps, and every barrier set by hand.
 PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True}
 
@@ -289,28 +286,8 @@ def weighted(dtype: str, block_m: int, block_k: int, stages: int, splits: int) -
                 T.sync_warp()
                 T.cluster_sync()
 
-    lanes = vector_lanes(dtype)
-    return Definition(
-        contract="gemm.dense",
-        function=function,
-        properties={
-            "input": dtype,
-            "weight": dtype,
-            "output": "f32",
-            "bias": "absent",
-            # The sum leaves weighted, too.
-            "residual": "weighted",
-        },
-        dimensions={"m": Domain(), "n": Domain(SQUARES, UNLIMITED, SQUARES), "k": Domain(lanes, UNLIMITED, lanes)},
-        operands={
-            "input": Tensor(("m", "k")),
-            "weight": Tensor(("n", "k")),
-            "residual": Tensor(("m", "n")),
-            "norm_weight": Tensor(("n",)),
-            "output": Tensor(("m", "n"), "write", same_as="residual"),
-            "weighted": Tensor(("m", "n"), "write"),
-            "squares": Tensor(("m", part("n", SQUARES)), "write"),
-        },
+    return replace(
+        weighted_contract(function, dtype),
         constants={"splits": splits},
         derived={"quads_of_row": part("n", QUAD), "eights_of_row": part("n", SQUARES)},
         pass_configs=PASS_CONFIGS,
@@ -388,29 +365,8 @@ def scaled_swiglu(dtype: str, block_m: int, block_k: int, stages: int, splits: i
                 T.sync_warp()
                 T.cluster_sync()
 
-    lanes = vector_lanes(dtype)
-    return Definition(
-        contract="gemm.dense",
-        function=function,
-        properties={
-            "input": f"weighted_{dtype}",
-            "weight": dtype,
-            "output": dtype,
-            "activation": "swiglu",
-            "norm": "squares",
-        },
-        dimensions={
-            "m": Domain(),
-            "n": Domain(lanes, UNLIMITED // 2, lanes),
-            "k": Domain(SUMS * SQUARES, UNLIMITED, SUMS * SQUARES),
-        },
-        operands={
-            "input": Tensor(("m", "k")),
-            "squares": Tensor(("m", part("k", SQUARES))),
-            "weight": Tensor((Name("n") * 2, "k")),
-            "output": Tensor(("m", "n"), "write"),
-        },
-        attributes={"epsilon": "f32"},
+    return replace(
+        swiglu_contract(function, dtype),
         constants={"splits": splits},
         derived={"quads_of_row": part("n", QUAD), "vectors": part("k", SUMS * SQUARES)},
         pass_configs=PASS_CONFIGS,
@@ -438,50 +394,6 @@ def scaled_projected(
     max_positions, num_q_heads, num_kv_heads = (
         T.dynamic(name) for name in ("max_positions", "num_q_heads", "num_kv_heads")
     )
-
-    @T.macro
-    def find_place(status, positions, block_table, place, turn, token, says):
-        """Where a token turns and where it is appended: an angle, a page, each -1 if there is none, and a slot."""
-        position = T.alloc_var(I32, init=positions[token])
-        place[turn, 0] = -1
-        place[turn, 1] = -1
-        place[turn, 2] = position % PAGE_SIZE
-        if position >= 0 and position < max_positions:
-            place[turn, 0] = position
-        elif says:
-            report(status, POSITION_OUT_OF_RANGE, token)
-        if position >= 0 and position < max_pages * PAGE_SIZE:
-            place[turn, 1] = block_table[token, position // PAGE_SIZE]
-            if place[turn, 1] < 0 or place[turn, 1] >= num_pages:
-                place[turn, 1] = -1
-                if says:
-                    report(status, PAGE_OUT_OF_RANGE, token)
-        elif says:
-            report(status, LENGTH_OUT_OF_RANGE, token)
-        if place[turn, 0] < 0:
-            place[turn, 1] = -1
-
-    @T.macro
-    def store(q_out, k_pages, v_pages, low, high, place, turn, token, head, quad):
-        """Put four pairs where they belong."""
-        if head < num_q_heads:
-            for lane in T.vectorized(QUAD):
-                q_out[token, head, quad, lane] = low[lane]
-            for lane in T.vectorized(QUAD):
-                q_out[token, head, high_quad + quad, lane] = high[lane]
-        elif place[turn, 1] >= 0:
-            kv_head = T.alloc_var(I32, init=head - num_q_heads)
-            if kv_head < num_kv_heads:
-                for lane in T.vectorized(QUAD):
-                    k_pages[place[turn, 1], kv_head, place[turn, 2], quad, lane] = low[lane]
-                for lane in T.vectorized(QUAD):
-                    k_pages[place[turn, 1], kv_head, place[turn, 2], high_quad + quad, lane] = high[lane]
-            else:
-                kv_head -= num_kv_heads
-                for lane in T.vectorized(QUAD):
-                    v_pages[place[turn, 1], kv_head, place[turn, 2], quad, lane] = low[lane]
-                for lane in T.vectorized(QUAD):
-                    v_pages[place[turn, 1], kv_head, place[turn, 2], high_quad + quad, lane] = high[lane]
 
     @T.prim_func
     def function(
@@ -547,7 +459,7 @@ def scaled_projected(
                     if unit < units and row * block_m + token < tokens:
                         find_place(
                             status, positions, block_table, place, turn, row * block_m + token,
-                            block == 0 and quad == 0,
+                            block == 0 and quad == 0, max_positions, max_pages, num_pages,
                         )  # fmt: skip
                         for lane in T.vectorized(LANES):
                             turned_by[turn, lane] = rotations[T.max(place[turn, 0], 0), at + quad, lane]
@@ -574,81 +486,29 @@ def scaled_projected(
                             if biased:
                                 low[lane] += T.cast(side[turn, 0, lane], F32)
                                 high[lane] += T.cast(side[turn, 1, lane], F32)
-                        if head >= num_q_heads + num_kv_heads:
-                            for lane in T.unroll(QUAD):
-                                low_out[lane] = T.cast(low[lane], tile)
-                                high_out[lane] = T.cast(high[lane], tile)
-                        else:
-                            for lane in T.unroll(QUAD):
-                                cosine, sine = turned_by[turn, 2 * lane], turned_by[turn, 2 * lane + 1]
-                                low_out[lane] = T.cast(low[lane] * cosine - high[lane] * sine, tile)
-                                high_out[lane] = T.cast(high[lane] * cosine + low[lane] * sine, tile)
-                                if place[turn, 0] < 0:
-                                    low_out[lane] = T.cast(0.0, tile)
-                                    high_out[lane] = T.cast(0.0, tile)
+                        turn_pairs(
+                            low, high, low_out, high_out, turned_by, place, turn,
+                            head >= num_q_heads + num_kv_heads, tile,
+                        )  # fmt: skip
                         store(
                             q_out, k_pages, v_pages, low_out, high_out, place, turn, row * block_m + token,
-                            head, at + quad,
+                            head, at + quad, high_quad, num_q_heads, num_kv_heads,
                         )  # fmt: skip
             if splits > 1:
                 T.sync_warp()
                 T.cluster_sync()
 
-    pool = ("num_pages", "num_kv_heads", PAGE_SIZE, head_dim)
-    outputs = (Name("num_q_heads") + Name("num_kv_heads") * 2) * head_dim
-    return Definition(
-        contract="kv_cache.rope_append",
-        function=function,
-        properties={
-            "dtype": dtype,
-            "pairing": "neox",
-            **PAGING,
-            "qkv": "projected",
-            "norm": "squares",
-            "bias": dtype if biased else "absent",
-            "qk_norm": "absent",
-        },
-        dimensions={
-            "tokens": Domain(),
-            "batch": Domain(),
-            "hidden_size": Domain(SUMS * SQUARES, UNLIMITED, SUMS * SQUARES),
-            "num_q_heads": Domain(max=1024),
-            "num_kv_heads": Domain(max=1024),
-            "head_dim": exactly(head_dim),
-            "rotary_dim": exactly(head_dim),
-            "page_size": exactly(PAGE_SIZE),
-            "num_pages": Domain(),
-            "max_pages": Domain(max=2**24),
-            "max_positions": Domain(),
-        },
-        # A token is a sequence's only one.
-        conditions=(
-            Condition(
-                Binary("max", Name("tokens"), Name("batch")) - Binary("min", Name("tokens"), Name("batch")), exactly(0)
-            ),
-        ),
-        operands={
-            "input": Tensor(("tokens", "hidden_size")),
-            "squares": Tensor(("tokens", part("hidden_size", SQUARES))),
-            "weight": Tensor((outputs, "hidden_size")),
-            "bias": Tensor((outputs,)),
-            "positions": Tensor(("tokens",), alignment=4),
-            "block_table": Tensor(("batch", "max_pages"), alignment=4),
-            "rotations": Tensor(("max_positions", half, 2)),
-            "q_out": Tensor(("tokens", "num_q_heads", head_dim), "write"),
-            "k_pages": Tensor(pool, "write"),
-            "v_pages": Tensor(pool, "write"),
-            "status": STATUS,
-        },
-        attributes={"epsilon": "f32"},
+    projection = projected_contract(function, dtype, head_dim, bias)
+    return replace(
+        projection,
         derived={
             "m": Name("tokens"),
-            "rows": outputs,
-            "quads": outputs // QUAD,
+            "rows": outputs(head_dim),
+            "quads": outputs(head_dim) // QUAD,
             "k": Name("hidden_size"),
             "vectors": part("hidden_size", SUMS * SQUARES),
         },
-        constants={"page_size": PAGE_SIZE, "head_dim": head_dim, "splits": splits},
+        constants={**projection.constants, "splits": splits},
         pass_configs=PASS_CONFIGS,
     )
 
