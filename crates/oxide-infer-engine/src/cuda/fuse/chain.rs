@@ -5,6 +5,10 @@ use crate::cuda::classes::StepClass;
 use crate::cuda::lower::{Activation, Residual};
 use oxide_infer_cuda::artifact::Request;
 
+/// Nanoseconds that a launch of a norm, or of rotation and append, takes between two products: a layer of the 1.5B shape takes
+/// 4.0 us less without three of them (docs/evidence/2026-11-30-h200-fusion-layers.json, 8 rows).
+const LAUNCH: u64 = 1300;
+
 /// A product that ends a block, the norm after it, and the operators that read the norm: as they were lowered, and as two.
 struct Link {
     weighted: Fused,
@@ -14,8 +18,8 @@ struct Link {
 }
 
 impl Requests<'_> {
-    /// The operators of a class, with every norm between two products spread over them where that saves launches and nothing
-    /// else changes. The first norm and the last are what they were.
+    /// The operators of a class, with every norm between two products spread over them where that is predicted to take no
+    /// longer. The first norm and the last are what they were.
     pub(super) fn chain(&self, class: StepClass) -> Vec<Vec<CudaOperator>> {
         let layers = &self.model.layers;
         let numbered = layers.iter().enumerate();
@@ -40,17 +44,20 @@ impl Requests<'_> {
         chained
     }
 
-    /// Whether both products are computed by the schedules that compute them with the norm between them: then they take no
-    /// longer, and the launches between them are saved.
+    /// Whether both products are predicted to take no longer than what they stand for, the launches between them included.
     fn admits(&self, link: &Link, rest: &[(usize, &CudaOperator)], class: StepClass) -> bool {
-        let chosen = |request: Option<Request>| {
-            let artifact = self.registry.select(&request?).ok()?;
-            Some(artifact.manifest().algorithm.clone())
-        };
-        [(&link.weighted, rest[0].1), (&link.scaled, rest[2].1)].into_iter().all(|(fused, plain)| {
-            let fused = chosen(Some(self.fused(fused, class.tokens())));
-            fused.is_some() && fused == chosen(self.layer(plain, class))
-        })
+        let fused = [&link.weighted, &link.scaled].map(|fused| Some(self.fused(fused, class.tokens())));
+        let plain = [rest[0].1, rest[2].1].map(|plain| self.layer(plain, class));
+        let [fused, plain] = [fused, plain].map(|requests| requests.map(|request| self.predicted(&request?)));
+        let sum = |times: [Option<u64>; 2]| Some(times[0]? + times[1]?);
+        let saved = LAUNCH * link.readers as u64;
+        matches!((sum(fused), sum(plain)), (Some(fused), Some(plain)) if fused <= plain + saved)
+    }
+
+    /// Nanoseconds of the artifact that is chosen for a request, if one is and its rule says them.
+    fn predicted(&self, request: &Request) -> Option<u64> {
+        let times = self.registry.predictions(request).ok()?;
+        times.into_iter().filter_map(|prediction| prediction.nanoseconds).min()
     }
 }
 
