@@ -9,12 +9,10 @@ use crate::model::ModelName;
 use crate::terminal::Progress;
 use anyhow::bail;
 use oxide_infer_engine::cpu::{CpuOptions, KvMemory, PlanError};
-use oxide_infer_engine::cuda::{
-    ArtifactSource, CudaLoadError, CudaOptions, CudaPlanError, PlanGoal, load_cuda,
-};
+use oxide_infer_engine::cuda::{ArtifactSource, CudaLoadError, CudaOptions, CudaPlanError, load_cuda};
 use oxide_infer_engine::{
     Engine, EngineConfig, EngineHandle, Executor, ExecutorLimits, LoadError, LoadProgress, ModelSource,
-    PrefixCache, load_cpu,
+    PlanGoal, PrefixCache, load_cpu,
 };
 use oxide_infer_server::text::{SpecialInContent, TextModel, TextOptions};
 use std::sync::Arc;

@@ -37,6 +37,17 @@ pub struct ExecutorLimits {
     pub step_mix: StepMix,
 }
 
+/// What an executor's operators were chosen for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PlanGoal {
+    /// Speed. A token's last bits may depend on the size of the step that it is computed in, and so on its company.
+    #[default]
+    Fastest,
+    /// The same bits: a request has the same tokens and log-probabilities, bit for bit, alone, in any batch, in chunks,
+    /// preempted, and with a warm prefix cache, under one set of options.
+    Deterministic,
+}
+
 /// Which tokens may share a step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum StepMix {
@@ -254,6 +265,14 @@ pub trait Executor: Send {
 
     /// Waits for the oldest step in flight and overwrites `output` with what it brought.
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError>;
+
+    /// What its operators were chosen for. One that computes prompts and generated tokens apart does so for the same bits.
+    fn goal(&self) -> PlanGoal {
+        match self.limits().step_mix {
+            StepMix::Mixed => PlanGoal::Fastest,
+            StepMix::Apart => PlanGoal::Deterministic,
+        }
+    }
 
     /// How often each operator artifact has been executed, of an executor that computes with artifacts.
     fn operator_counters(&self) -> Arc<OperatorCounters> {

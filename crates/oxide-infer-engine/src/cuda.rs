@@ -33,6 +33,6 @@ mod weights;
 pub use deterministic::NotDeterministicError;
 pub use executor::CudaExecutor;
 pub use load::{CudaLoadError, load_cuda, load_cuda_on};
-pub use options::{ArtifactSource, CudaOptions, CudaPlanError, DecodeLaunch, PlanGoal};
+pub use options::{ArtifactSource, CudaOptions, CudaPlanError, DecodeLaunch};
 pub use plan::{CoverageError, Uncovered, UncoveredError, check_coverage};
 pub use weights::weight_bytes;

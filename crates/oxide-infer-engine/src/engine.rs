@@ -59,7 +59,7 @@ impl Engine {
     pub fn start(executor: Box<dyn Executor>, config: EngineConfig) -> Result<EngineHandle, StartError> {
         let limits = executor.limits();
         check_limits(&limits)?;
-        let shared = Arc::new(Shared::new(limits, executor.operator_counters(), config.max_waiting));
+        let shared = Arc::new(Shared::new(&*executor, config.max_waiting));
         let (commands, receiver) = unbounded();
         let engine = EngineThread {
             executor,

@@ -1,7 +1,7 @@
 //! The way into a running engine: submit requests, read their events, watch and stop the engine.
 
 use crate::admission::{self, Place, Queue};
-use crate::batch::ExecutorLimits;
+use crate::batch::{Executor, ExecutorLimits, PlanGoal};
 use crate::metrics::{EngineMetrics, OperatorCounters};
 use crate::request::{
     ChoiceIndex, EngineEvent, EngineRequest, MaskError, RequestError, RequestId, SubmitError,
@@ -113,6 +113,11 @@ impl EngineHandle {
     /// What the executor was planned for.
     pub fn limits(&self) -> ExecutorLimits {
         self.shared.limits
+    }
+
+    /// What the executor's operators were chosen for.
+    pub fn goal(&self) -> PlanGoal {
+        self.shared.goal
     }
 
     /// The engine's counters.
@@ -249,6 +254,7 @@ impl Drop for EventStream {
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) limits: ExecutorLimits,
+    goal: PlanGoal,
     pub(crate) queue: Arc<Queue>,
     pub(crate) metrics: Arc<EngineMetrics>,
     pub(crate) operators: Arc<OperatorCounters>,
@@ -257,10 +263,12 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(limits: ExecutorLimits, operators: Arc<OperatorCounters>, max_waiting: usize) -> Self {
+    /// What `executor` says of itself, before it has done anything.
+    pub(crate) fn new(executor: &dyn Executor, max_waiting: usize) -> Self {
         Self {
-            limits,
-            operators,
+            limits: executor.limits(),
+            goal: executor.goal(),
+            operators: executor.operator_counters(),
             queue: Queue::new(max_waiting),
             metrics: Arc::default(),
             health: watch::Sender::new(Health::Running),

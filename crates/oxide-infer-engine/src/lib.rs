@@ -51,7 +51,7 @@ pub mod testing;
 pub mod weights;
 
 pub use batch::{
-    EngineBatch, Executor, ExecutorError, ExecutorLimits, LogitsTap, StepKind, StepMix, StepOutput,
+    EngineBatch, Executor, ExecutorError, ExecutorLimits, LogitsTap, PlanGoal, StepKind, StepMix, StepOutput,
 };
 pub use engine::{Engine, EngineConfig, StartError};
 pub use handle::{DrainOutcome, EngineHandle, EventStream, Health};

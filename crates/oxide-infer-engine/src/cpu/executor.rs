@@ -6,8 +6,8 @@ use super::sample::{RowDraw, draw};
 use super::slots::Slots;
 use super::workspace::{Slab, Slabs};
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, HiddenStates, LogitsTap, RowInput,
-    StepOutput,
+    BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, HiddenStates, LogitsTap, PlanGoal,
+    RowInput, StepOutput,
 };
 use crate::load::{LoadError, LoadProgress};
 use crate::model::DenseDecoder;
@@ -122,6 +122,11 @@ impl Executor for CpuExecutor {
         let brought = self.output.take().ok_or_else(|| failure("no step is in flight"))?;
         self.spare = std::mem::replace(output, brought);
         Ok(())
+    }
+
+    /// The order of its sums never depends on a step's size.
+    fn goal(&self) -> PlanGoal {
+        PlanGoal::Deterministic
     }
 }
 

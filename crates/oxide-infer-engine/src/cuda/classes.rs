@@ -1,6 +1,7 @@
 //! The sizes that steps are planned for. A step runs in the smallest class that holds it, padded.
 
-use super::options::{CudaOptions, PlanGoal};
+use super::options::CudaOptions;
+use crate::batch::PlanGoal;
 
 /// Rows of decode steps, and rows whose logits are computed at once.
 const ROWS: [usize; 16] = [1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 240, 256];

@@ -12,8 +12,8 @@ mod tiles;
 
 use super::classes::{DecodeClass, StepClass};
 use super::lower::{Activation, CudaOperator, Norm};
-use super::options::PlanGoal;
 use super::plan::{Requests, dense_request, with};
+use crate::batch::PlanGoal;
 use crate::model::{Matrix, Vector};
 use oxide_infer::DType;
 use oxide_infer_cuda::artifact::Request;

@@ -1,7 +1,7 @@
 use super::classes::MAX_HEAD_ROWS;
 use super::inputs::TOP_TOKENS;
 use super::memory::PAGE_SIZE;
-use crate::batch::{ExecutorLimits, StepMix};
+use crate::batch::{ExecutorLimits, PlanGoal, StepMix};
 use crate::model::ModelConfig;
 use std::path::PathBuf;
 
@@ -22,20 +22,9 @@ pub struct CudaOptions {
     pub decode_launch: DecodeLaunch,
     /// Where the kernels come from.
     pub artifacts: ArtifactSource,
-    /// What the plan is made for.
+    /// What artifacts are chosen for: of [`PlanGoal::Fastest`] the quickest of each class, of [`PlanGoal::Deterministic`] those
+    /// of one order of sums in every class, and steps of prompts and generated tokens apart.
     pub goal: PlanGoal,
-}
-
-/// What artifacts are chosen for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PlanGoal {
-    /// The quickest of each class. A token's last bits depend on the class that it is computed in, and so on its company.
-    #[default]
-    Fastest,
-    /// One order of sums in every class, and steps of prompts and generated tokens apart: a request has the same tokens
-    /// and log-probabilities, bit for bit, alone, in any batch, in chunks, preempted, and with a warm prefix cache, under
-    /// one set of options.
-    Deterministic,
 }
 
 /// Where kernel artifacts come from. Both are verified whole before one is loaded.

@@ -2,11 +2,11 @@
 //! work is enqueued, over which memory, and that nothing of it is lost or freed early.
 
 use super::{
-    ArtifactSource, CoverageError, CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, PlanGoal,
-    check_coverage, load_cuda_on,
+    ArtifactSource, CoverageError, CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, check_coverage,
+    load_cuda_on,
 };
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, HiddenStates, PromptLogprobs, RowInput, SlotId, StepKind,
+    BatchRow, EngineBatch, Executor, HiddenStates, PlanGoal, PromptLogprobs, RowInput, SlotId, StepKind,
 };
 use crate::model::Architecture;
 use crate::request::{Masking, RequestError, StopConditions, SubmitError};

@@ -5,10 +5,11 @@ use anyhow::{Context as _, Result, ensure};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::SamplingParams;
 use oxide_infer_cuda::runtime::Context;
-use oxide_infer_engine::cuda::{ArtifactSource, CudaOptions, DecodeLaunch, PlanGoal, load_cuda_on};
+use oxide_infer_engine::cuda::{ArtifactSource, CudaOptions, DecodeLaunch, load_cuda_on};
 use oxide_infer_engine::request::{Masking, StopConditions};
 use oxide_infer_engine::{
     Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, EventStream, Health, ModelSource,
+    PlanGoal,
 };
 use std::num::NonZeroU32;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The engine's own counters, read when a scraper asks.
 
 use oxide_infer_engine::metrics::OperatorCounters;
-use oxide_infer_engine::{EngineHandle, MetricsSnapshot};
+use oxide_infer_engine::{EngineHandle, MetricsSnapshot, PlanGoal};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
@@ -55,6 +55,7 @@ impl Collector for EngineCollector {
         out.iteration_tokens(&now)?;
         let limits = self.engine.limits();
         out.cache_config(limits.page_size, limits.num_pages)?;
+        out.plan(self.engine.goal())?;
         out.operators(&self.engine.operators())
     }
 }
@@ -137,6 +138,17 @@ impl Writer<'_, '_> {
                 let labels = [("artifact", artifact)];
                 ConstCounter::new(count).encode(encoder.encode_family(&labels)?)
             })
+        })
+    }
+
+    fn plan(&mut self, goal: PlanGoal) -> Result<(), Error> {
+        let goal = match goal {
+            PlanGoal::Fastest => "fastest",
+            PlanGoal::Deterministic => "deterministic",
+        };
+        let help = "What the operators were chosen for; always 1";
+        self.describe("plan_info", help, MetricType::Gauge, |mut encoder| {
+            ConstGauge::new(1_i64).encode(encoder.encode_family(&[("goal", goal)])?)
         })
     }
 

@@ -1,8 +1,9 @@
 //! `/metrics`.
 
-use crate::harness::{Harness, MODEL, chat_prompt, executor, sample};
+use crate::harness::{Harness, LIMITS, MODEL, chat_prompt, executor, executor_with, sample};
 use axum::body::Body;
 use axum::http::{Request, header};
+use oxide_infer_engine::{ExecutorLimits, StepMix};
 use serde_json::json;
 
 /// The names that vLLM's V1 engine exports for what this server has, without prefix, as they are in the text format.
@@ -92,6 +93,21 @@ async fn requests_are_counted_as_vllm_counts_them() {
     assert_eq!(value("request_max_num_generation_tokens_sum", ""), 6.0 + 2.0);
     assert_eq!(value("request_params_n_sum", ""), 3.0);
     assert_eq!(value("request_prompt_tokens_sum", ""), 3.0 * prompt);
+}
+
+#[tokio::test]
+async fn the_plans_goal_is_told() {
+    for (step_mix, goal) in [(StepMix::Mixed, "fastest"), (StepMix::Apart, "deterministic")] {
+        let executor = executor_with("x", &[], ExecutorLimits { step_mix, ..LIMITS });
+        let metrics = Harness::new(executor, |_| {}).get("/metrics").await;
+        let labels = format!("model_name=\"{MODEL}\",engine=\"0\"");
+        let series = [
+            format!("oxide_infer_plan_info{{goal=\"{goal}\",{labels}}}"),
+            format!("oxide_infer_plan_info{{{labels},goal=\"{goal}\"}}"),
+        ];
+        let found = series.iter().find_map(|series| sample(metrics.text(), series));
+        assert_eq!(found, Some(1.0), "{}", metrics.text());
+    }
 }
 
 #[tokio::test]

@@ -1,9 +1,10 @@
 //! What a deterministic plan is made of.
 
 use super::*;
+use crate::batch::PlanGoal;
 use crate::cuda::classes::Classes;
 use crate::cuda::lower::CudaModel;
-use crate::cuda::options::{CudaOptions, PlanGoal};
+use crate::cuda::options::CudaOptions;
 use crate::cuda::plan::{HeadOperator, PlanSizes};
 use crate::cuda::tests::{PUBLISHED, published};
 use crate::model::{Architecture, DenseDecoder, ModelConfig};

@@ -1,9 +1,9 @@
 //! Which operators are fused, in which classes, of which models.
 
 use super::*;
+use crate::batch::PlanGoal;
 use crate::cuda::classes::{Classes, DecodeClass, Reach};
 use crate::cuda::lower::CudaModel;
-use crate::cuda::options::PlanGoal;
 use crate::cuda::plan::PlanSizes;
 use crate::cuda::tests::published;
 use crate::model::{Architecture, DenseDecoder, ModelConfig};

@@ -7,8 +7,10 @@ use crate::record::Finding;
 use anyhow::{Context as _, Result, bail};
 use oxide_infer::TokenId;
 use oxide_infer_cuda::runtime::Context;
-use oxide_infer_engine::cuda::{CudaOptions, PlanGoal, load_cuda_on};
-use oxide_infer_engine::{Engine, EngineConfig, EngineEvent, EngineHandle, EventStream, PrefixCache};
+use oxide_infer_engine::cuda::{CudaOptions, load_cuda_on};
+use oxide_infer_engine::{
+    Engine, EngineConfig, EngineEvent, EngineHandle, EventStream, PlanGoal, PrefixCache,
+};
 use std::sync::Arc;
 use std::time::Instant;
 
