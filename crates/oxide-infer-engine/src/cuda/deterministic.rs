@@ -163,9 +163,7 @@ impl Operator {
         let everywhere = |order: &&Order| by_size.iter().all(|orders| orders.contains_key(*order));
         let orders: Vec<&Order> =
             by_size.first().map_or(Vec::new(), |first| first.keys().filter(everywhere).collect());
-        if orders.is_empty() {
-            return Err(Missing::Order(self.no_order()));
-        }
+        let [first, ..] = orders.as_slice() else { return Err(Missing::Order(self.no_order())) };
         // Attention's costs are those of the longest sequences; its record says what shorter ones take.
         let preferred = self.preferred().map(Order::Algorithm);
         if let Some(order) = orders.iter().find(|order| Some(**order) == preferred.as_ref()) {
@@ -178,7 +176,7 @@ impl Operator {
         let sizes: Vec<u64> = self.sizes.keys().map(|size| size.first().copied().unwrap_or(0)).collect();
         let largest = sizes.last().copied().unwrap_or(0);
         let mut least: Option<(f64, Vec<Timed>)> = None;
-        for order in orders {
+        for order in &orders {
             let timed = cheapest(&by_size, order);
             let above = |(((cost, _), best), size): ((&Timed, &Option<u64>), &u64)| match (cost, best) {
                 _ if !phase.decides(*size, largest) => None,
@@ -192,22 +190,15 @@ impl Operator {
         }
         match least {
             Some((_, timed)) => Ok(timed.into_iter().map(|(_, algorithm)| algorithm).collect()),
-            None => self.of_the_rule(&by_size, requests),
-        }
-    }
-
-    /// Without predictions: the order that is chosen for the smallest size, which is in the greatest hurry.
-    fn of_the_rule(
-        &self,
-        by_size: &[BTreeMap<Order, Vec<Timed>>],
-        requests: &Requests<'_>,
-    ) -> Result<Vec<String>, Missing> {
-        let Some(request) = self.sizes.values().next() else { return Ok(Vec::new()) };
-        let artifact = requests.registry.select(request).map_err(|_| Missing::Artifact)?;
-        let order = Order::of(&artifact, request);
-        match by_size.iter().all(|orders| orders.contains_key(&order)) {
-            true => Ok(cheapest(by_size, &order).into_iter().map(|(_, algorithm)| algorithm).collect()),
-            false => Err(Missing::Order(self.no_order())),
+            None => {
+                // Without predictions: what is chosen for a small size, which is in a hurry, if every size has it.
+                let selected = self.sizes.values().filter_map(|request| {
+                    let artifact = requests.registry.select(request).ok()?;
+                    Some(Order::of(&artifact, request))
+                });
+                let order = first_of(&orders, selected).unwrap_or(first);
+                Ok(cheapest(&by_size, order).into_iter().map(|(_, algorithm)| algorithm).collect())
+            }
         }
     }
 
@@ -230,6 +221,11 @@ impl Operator {
         let [first, .., last] = sizes.as_slice() else { return sizes.concat() };
         format!("no order of sums that artifacts have from {first} to {last}")
     }
+}
+
+/// The first of the orders that are wanted that is among these.
+fn first_of<'o>(orders: &[&'o Order], wanted: impl IntoIterator<Item = Order>) -> Option<&'o Order> {
+    wanted.into_iter().find_map(|wanted| orders.iter().find(|order| ***order == wanted)).copied()
 }
 
 /// The quickest artifact of an order in each size. One whose time nothing predicts is taken to be as quick as the order's in

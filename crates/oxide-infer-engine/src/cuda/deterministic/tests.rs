@@ -159,3 +159,12 @@ fn of_an_order_the_quickest_is_taken_and_what_has_no_time_only_where_nothing_els
     let large: &[_] = &[(Some(5), "a", "x"), (None, "a", "y"), (Some(9), "b", "z")];
     assert_eq!(chosen(&[small, large]), [["y", "x"], ["z", "z"]]);
 }
+
+#[test]
+fn without_predictions_an_order_is_taken_that_every_size_has_even_if_none_is_selected_there() {
+    let [a, b, c] = ["a", "b", "c"].map(|name| Order::Algorithm(name.into()));
+    // The order of the smallest size is not had everywhere, that of the next is.
+    assert_eq!(first_of(&[&b, &c], [a.clone(), c.clone(), b.clone()]), Some(&c));
+    assert_eq!(first_of(&[&b], [a.clone(), c]), None);
+    assert_eq!(first_of(&[&a, &b], []), None);
+}
