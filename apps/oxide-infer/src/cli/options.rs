@@ -9,9 +9,26 @@ pub(crate) use generate::{ChatArgs, RunArgs, SamplingOptions};
 pub(crate) use serve::{PoolingChoice, ReasoningParser, ServeArgs, ToolParser};
 
 use super::values::{ByteSize, DeviceArg, WeightsArg};
-use clap::{ArgAction, Args, ValueEnum, ValueHint};
+use clap::{Arg, ArgAction, Args, ValueEnum, ValueHint};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
+
+/// How options that are on or off are declared.
+trait SwitchArg {
+    /// Off unless given as `--name` or `--name=true`; `--name=false` takes back what the environment or the file says.
+    fn switch(self) -> Self;
+}
+
+impl SwitchArg for Arg {
+    fn switch(self) -> Self {
+        self.action(ArgAction::Set)
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true")
+            .default_value("false")
+            .value_name("BOOL")
+    }
+}
 
 /// The model and where it runs; common to every command that computes.
 #[derive(Args, Clone, Debug)]
@@ -74,15 +91,7 @@ pub(crate) struct EngineOptions {
     /// Alone, in any batch, with its prompt in chunks, after a preemption and with a warm prefix cache, as long as the
     /// other options are the same. On a GPU this costs speed (docs/performance.md) and takes at most 256 --max-sequences;
     /// the CPU always computes so.
-    #[arg(
-        long,
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value = "false",
-        value_name = "BOOL"
-    )]
+    #[arg(long, switch())]
     pub(crate) deterministic: bool,
 
     /// CPU threads that compute [default: the number of cores]

@@ -1,7 +1,7 @@
 //! Options of `run` and `chat`.
 
-use super::ModelOptions;
-use clap::{ArgAction, Args};
+use super::{ModelOptions, SwitchArg};
+use clap::Args;
 
 /// Answer one prompt and print the answer as it comes
 #[derive(Args, Debug)]
@@ -26,15 +26,7 @@ pub(crate) struct RunArgs {
     pub(crate) system: Option<String>,
 
     /// Continue the prompt as it is, without the chat template
-    #[arg(
-        long,
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value = "false",
-        value_name = "BOOL"
-    )]
+    #[arg(long, switch())]
     pub(crate) raw: bool,
 
     #[command(flatten)]

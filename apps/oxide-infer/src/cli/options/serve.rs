@@ -1,9 +1,9 @@
 //! Options of `serve`.
 
-use super::ModelOptions;
+use super::{ModelOptions, SwitchArg};
 use crate::cli::values::{ByteSize, duration};
 use clap::builder::ValueParser;
-use clap::{ArgAction, Args, ValueEnum};
+use clap::{Args, ValueEnum};
 use std::time::Duration;
 
 /// Serve a model over HTTP with the OpenAI API
@@ -67,16 +67,7 @@ pub(crate) struct ServeArgs {
     pub(crate) drain_timeout: Duration,
 
     /// Keep text of special tokens in users' messages from becoming special
-    #[arg(
-        long,
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value = "false",
-        value_name = "BOOL",
-        help_heading = "Server"
-    )]
+    #[arg(long, switch(), help_heading = "Server")]
     pub(crate) escape_special_tokens: bool,
 
     /// How the model writes tool calls
@@ -92,16 +83,7 @@ pub(crate) struct ServeArgs {
     pub(crate) pooling: PoolingChoice,
 
     /// Serve no page to talk to the model at `/`
-    #[arg(
-        long,
-        action = ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true",
-        default_value = "false",
-        value_name = "BOOL",
-        help_heading = "Server"
-    )]
+    #[arg(long, switch(), help_heading = "Server")]
     pub(crate) no_ui: bool,
 
     /// Prefix of metric names; `vllm:` gives vLLM's names
