@@ -2,17 +2,15 @@
 
 use crate::admission::Place;
 use crate::batch::{EngineBatch, Executor, ExecutorError, ExecutorLimits, StepOutput};
+use crate::delivery::{Client, Delivery};
 use crate::handle::{Command, EngineHandle, Health, Shared, Submission};
 use crate::kv::PrefixCache;
-use crate::request::{EngineEvent, RequestId};
-use crate::scheduler::{Notice, Scheduled, Scheduler};
+use crate::scheduler::{Notice, RequestMap, Scheduled, Scheduler};
 use crossbeam_channel::{Receiver, TryRecvError, unbounded};
 use std::any::Any;
-use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
-use tokio::sync::mpsc::UnboundedSender;
 
 /// Choices that are the engine's own, not the executor's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +41,7 @@ pub enum StartError {
         least: usize,
     },
     /// The operating system gave no thread.
-    #[error("cannot start the engine thread: {0}")]
+    #[error("cannot start the engine's threads: {0}")]
     Thread(#[from] std::io::Error),
 }
 
@@ -52,7 +50,7 @@ pub enum StartError {
 pub struct Engine;
 
 impl Engine {
-    /// Starts the engine thread over an executor.
+    /// Starts the engine thread over an executor, and the thread that delivers its events.
     ///
     /// # Errors
     /// The executor's limits make work impossible, or there is no thread to be had.
@@ -64,7 +62,9 @@ impl Engine {
         let engine = EngineThread {
             executor,
             scheduler: Scheduler::new(limits, config.prefix_cache),
-            clients: HashMap::new(),
+            delivery: Delivery::start()?,
+            clients: Vec::new(),
+            places: RequestMap::default(),
             commands: receiver,
             batch: EngineBatch::default(),
             output: StepOutput::default(),
@@ -97,19 +97,16 @@ fn check_limits(limits: &ExecutorLimits) -> Result<(), StartError> {
 struct EngineThread {
     executor: Box<dyn Executor>,
     scheduler: Scheduler,
-    clients: HashMap<RequestId, Client>,
+    delivery: Delivery,
+    /// Those that the delivery thread does not know yet.
+    clients: Vec<Client>,
+    /// Of the requests that wait for their first step.
+    places: RequestMap<Place>,
     commands: Receiver<Command>,
     batch: EngineBatch,
     output: StepOutput,
     shared: Arc<Shared>,
     draining: bool,
-}
-
-/// Where a request's events go.
-struct Client {
-    events: UnboundedSender<EngineEvent>,
-    /// Its place in the queue, until its first step.
-    place: Option<Place>,
 }
 
 /// What to do once the commands are taken.
@@ -137,22 +134,31 @@ impl EngineThread {
             Ok(Err(error)) => Health::Failed(error.to_string()),
             Err(panic) => Health::Failed(format!("the engine thread panicked: {}", panic_message(&*panic))),
         };
-        if let Health::Failed(message) = &health {
-            tracing::error!(%message, requests = self.clients.len(), "the engine has failed");
-        }
         self.scheduler.abandon();
         self.shared.metrics.publish(self.scheduler.stats());
+        // What was settled before the end is still told.
+        let _ = self.delivery.post(&mut self.clients, self.scheduler.notices());
+        let (health, clients) = match self.delivery.close() {
+            Ok(clients) => (health, Some(clients)),
+            Err(panic) => {
+                (Health::Failed(format!("delivering events panicked: {}", panic_message(&*panic))), None)
+            }
+        };
+        if let Health::Failed(message) = &health {
+            let requests = clients.as_ref().map_or(0, |clients| clients.len());
+            tracing::error!(%message, requests, "the engine has failed");
+        }
         self.shared.health.send_replace(health);
         // The clients' streams end with these, and read the health just set; the executor goes last, because a broken
         // device may take its time.
-        drop(self.clients);
+        drop(clients);
         drop(self.commands);
     }
 
     /// One step at a time.
     fn plain_loop(&mut self) -> Result<(), ExecutorError> {
         let mut work = Work::AwaitsCommand;
-        while self.receive(work) == Next::Step {
+        while self.receive(work)? == Next::Step {
             work = Work::AwaitsCommand;
             if self.launch()? == Scheduled::Step {
                 self.collect()?;
@@ -165,7 +171,7 @@ impl EngineThread {
     /// The next step is scheduled and submitted before the one in flight is collected.
     fn overlapped_loop(&mut self) -> Result<(), ExecutorError> {
         let mut work = Work::AwaitsCommand;
-        while self.receive(work) == Next::Step {
+        while self.receive(work)? == Next::Step {
             let scheduled = self.launch()?;
             let in_flight = self.scheduler.steps_in_flight();
             if in_flight == self.shared.limits.steps_in_flight
@@ -182,7 +188,7 @@ impl EngineThread {
     fn launch(&mut self) -> Result<Scheduled, ExecutorError> {
         let scheduled = self.scheduler.schedule(&mut self.batch, Instant::now());
         // Before the step, which may take long: a request that has left the queue gives its place back now.
-        self.deliver();
+        self.deliver()?;
         if scheduled == Scheduled::Step {
             self.executor.submit(&self.batch)?;
         }
@@ -197,10 +203,10 @@ impl EngineThread {
 
     /// Tells the clients what is new and takes every command that is there, after waiting for one if there is nothing
     /// else to do.
-    fn receive(&mut self, work: Work) -> Next {
-        self.deliver();
+    fn receive(&mut self, work: Work) -> Result<Next, ExecutorError> {
+        self.deliver()?;
         if self.draining && self.scheduler.is_empty() {
-            return Next::End;
+            return Ok(Next::End);
         }
         let mut next = match work {
             Work::Ready => self.commands.try_recv(),
@@ -210,12 +216,12 @@ impl EngineThread {
             match next {
                 Ok(command) => {
                     if self.obey(command) == Next::End {
-                        return Next::End;
+                        return Ok(Next::End);
                     }
                 }
-                Err(TryRecvError::Empty) => return Next::Step,
+                Err(TryRecvError::Empty) => return Ok(Next::Step),
                 // The last handle and the last stream are gone, and with them every request.
-                Err(TryRecvError::Disconnected) => return Next::End,
+                Err(TryRecvError::Disconnected) => return Ok(Next::End),
             }
             next = self.commands.try_recv();
         }
@@ -225,7 +231,8 @@ impl EngineThread {
         match command {
             Command::Submit(submission) => {
                 let Submission { id, request, arrived, place, events } = *submission;
-                self.clients.insert(id, Client { events, place: Some(place) });
+                self.clients.push((id, events));
+                self.places.insert(id, place);
                 self.scheduler.add(id, request, arrived);
             }
             Command::Cancel(request) => self.scheduler.cancel(request),
@@ -241,28 +248,26 @@ impl EngineThread {
         Next::Step
     }
 
-    /// Publishes the counters and hands the scheduler's notices to the clients, who may then look at the counters.
-    fn deliver(&mut self) {
+    /// Publishes the counters and posts the scheduler's notices to the clients, who may then look at the counters and find
+    /// the places in the queue that are free now.
+    fn deliver(&mut self) -> Result<(), ExecutorError> {
+        self.give_places_back();
         self.shared.metrics.publish(self.scheduler.stats());
+        let posted = self.delivery.post(&mut self.clients, self.scheduler.notices());
+        posted.map_err(|error| ExecutorError { message: error.to_string() })
+    }
+
+    fn give_places_back(&mut self) {
+        if self.places.is_empty() {
+            return;
+        }
         for notice in self.scheduler.notices() {
             match notice {
-                Notice::Started(request, at) => {
-                    if let Some(client) = self.clients.get_mut(&request) {
-                        client.place = None;
-                        self.shared.queue.note_start(at);
-                    }
+                Notice::Started(request, at) if self.places.remove(request).is_some() => {
+                    self.shared.queue.note_start(*at);
                 }
-                Notice::Event(request, event) => {
-                    if let Some(client) = self.clients.get(&request) {
-                        // Per token this costs an append to the channel, which allocates once for 32 of them, and a
-                        // wake-up if the client waits: each stream is read by a task of its own. A client that is gone
-                        // has sent its cancellation.
-                        let _ = client.events.send(event);
-                    }
-                }
-                Notice::Ended(request) => {
-                    self.clients.remove(&request);
-                }
+                Notice::Ended(request) => _ = self.places.remove(request),
+                Notice::Started(..) | Notice::Event(..) => {}
             }
         }
     }

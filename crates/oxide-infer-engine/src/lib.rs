@@ -36,6 +36,7 @@ mod admission;
 pub mod batch;
 pub mod cpu;
 pub mod cuda;
+mod delivery;
 mod engine;
 pub mod gguf;
 mod handle;

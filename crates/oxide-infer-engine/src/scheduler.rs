@@ -28,19 +28,20 @@ use crate::request::{
 };
 use oxide_infer::PageId;
 use oxide_infer::sampling::TokenMask;
-use request_map::RequestMap;
 use sequence::{Request, SequenceKey, Slot, SlotState, Stage};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 use step::Step;
 
+pub(crate) use request_map::RequestMap;
+
 /// The state of all requests, pages and slots.
 #[derive(Debug)]
 pub struct Scheduler {
     limits: ExecutorLimits,
     pager: Pager,
-    requests: RequestMap,
+    requests: RequestMap<Request>,
     /// Oldest first.
     waiting: VecDeque<SequenceKey>,
     /// Oldest first, all older than those that wait.
@@ -76,6 +77,13 @@ pub enum Notice {
     Event(RequestId, EngineEvent),
     /// The request has ended; nothing about it follows.
     Ended(RequestId),
+}
+
+/// How the decodes of a step went.
+struct Decodes {
+    pressure: Pressure,
+    /// Index of the first running sequence that has more than one token to compute; past the end if none has.
+    first_prompt: usize,
 }
 
 /// Whether a step had to take pages from a running sequence.
@@ -166,9 +174,9 @@ impl Scheduler {
         self.requests.is_empty() && self.in_flight.is_empty()
     }
 
-    /// What there is to tell since the last call.
-    pub fn notices(&mut self) -> impl Iterator<Item = Notice> + '_ {
-        self.notices.drain(..)
+    /// What there is to tell, in order, for the caller to take out.
+    pub fn notices(&mut self) -> &mut Vec<Notice> {
+        &mut self.notices
     }
 
     /// The counters.
@@ -184,36 +192,39 @@ impl Scheduler {
 
     /// Fills a step with whatever there is.
     fn mix(&mut self, batch: &mut EngineBatch, step: &mut Step, now: Instant) {
-        let pressure = self.schedule_decodes(batch, step);
-        self.schedule_prompts(batch, step);
+        let Decodes { pressure, first_prompt } = self.schedule_decodes(batch, step);
+        self.schedule_prompts(first_prompt, batch, step);
         if pressure == Pressure::None {
             self.admit(batch, step, now);
         }
     }
 
     /// One token of every running sequence that needs only one more.
-    fn schedule_decodes(&mut self, batch: &mut EngineBatch, step: &mut Step) -> Pressure {
-        let mut pressure = Pressure::None;
+    fn schedule_decodes(&mut self, batch: &mut EngineBatch, step: &mut Step) -> Decodes {
+        let mut decodes = Decodes { pressure: Pressure::None, first_prompt: usize::MAX };
         let mut next = 0;
         while let Some(&key) = self.running.get(next) {
-            if self.ready_tokens(key) == 1 {
+            let ready = self.ready_tokens(key);
+            if ready == 1 {
                 while !self.make_writable(key, batch) {
                     self.preempt_newest();
-                    pressure = Pressure::Preempted;
+                    decodes.pressure = Pressure::Preempted;
                     if self.running.len() == next {
-                        return pressure; // it was the newest itself
+                        return decodes; // it was the newest itself
                     }
                 }
                 self.place(key, 1, batch, step);
+            } else if ready > 1 {
+                decodes.first_prompt = decodes.first_prompt.min(next);
             }
             next += 1;
         }
-        pressure
+        decodes
     }
 
-    /// Further chunks of the prompts that have begun.
-    fn schedule_prompts(&mut self, batch: &mut EngineBatch, step: &mut Step) {
-        for next in 0..self.running.len() {
+    /// Further chunks of the prompts that have begun, which are in the list of the running from `first` on.
+    fn schedule_prompts(&mut self, first: usize, batch: &mut EngineBatch, step: &mut Step) {
+        for next in first..self.running.len() {
             let key = self.running[next];
             let ready = self.ready_tokens(key);
             let room = self.limits.max_batch_tokens - batch.tokens.len();
@@ -401,7 +412,7 @@ enum End {
 
 /// The request of a key from one of the queues. It is live: `end` takes a sequence off its queue before its request goes.
 /// A function over the map alone, so that the other fields can be used beside it.
-fn live(requests: &mut RequestMap, key: SequenceKey) -> &mut Request {
+fn live(requests: &mut RequestMap<Request>, key: SequenceKey) -> &mut Request {
     requests.get_mut(&key.request).expect("a queued sequence has a live request")
 }
 

@@ -1,8 +1,10 @@
-//! For tests of this crate and of those above it: writers of small model files, and an executor that follows a script.
+//! For tests of this crate and of those above it: writers of small model files, and executors that follow a script or a
+//! clock.
 
 mod gguf_writer;
 mod safetensors_writer;
 pub mod scripted;
+pub mod timed;
 mod tiny_model;
 
 pub use gguf_writer::GgufWriter;

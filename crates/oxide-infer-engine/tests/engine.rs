@@ -12,6 +12,7 @@ use oxide_infer_engine::{
 };
 use std::num::NonZeroU32;
 use std::sync::{Arc, mpsc};
+use std::task::{Context, Wake, Waker};
 use std::time::{Duration, Instant};
 
 const OVERLAPPED: ExecutorLimits = ExecutorLimits { steps_in_flight: 2, ..SMALL_LIMITS };
@@ -221,6 +222,77 @@ fn requests_from_many_threads_all_get_their_own_answers() {
     assert_eq!(metrics.kv_pages_total, OVERLAPPED.num_pages as u64);
     let computed = metrics.iteration_tokens.sum + metrics.prefix_cache_hits;
     assert!(computed >= 400 + 80 * 11, "{metrics:?}");
+}
+
+/// Limits for 256 sequences at once.
+const MANY: ExecutorLimits =
+    ExecutorLimits { num_pages: 4096, max_sequences: 256, max_batch_tokens: 512, ..OVERLAPPED };
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_of_256_streams_ends_whether_they_are_read_dropped_or_left_alone() {
+    let engine = start(ScriptedExecutor::new(MANY).step_time(Duration::from_millis(1)));
+    let request = |index: u32| request(&[index, 7, 8], 20 + index % 30);
+    let streams: Vec<_> = (0..256).map(|index| engine.submit(request(index)).unwrap()).collect();
+    let (mut readers, mut unread) = (Vec::new(), Vec::new());
+    for (index, mut stream) in (0..).zip(streams) {
+        match index % 3 {
+            // Reads to the end.
+            0 => readers.push(tokio::spawn(async move {
+                let mut tokens = Vec::new();
+                while let Some(event) = stream.next().await {
+                    if let EngineEvent::Token { token, .. } = event {
+                        tokens.push(token);
+                    }
+                }
+                assert_eq!(tokens, expected_answer(&request(index), ChoiceIndex(0), &MANY, |_| None));
+            })),
+            // Reads a little, waits for more, and goes.
+            1 => readers.push(tokio::spawn(async move {
+                for _ in 0..index % 10 {
+                    stream.next().await.unwrap();
+                }
+                let _ = tokio::time::timeout(Duration::from_micros(500), stream.next()).await;
+            })),
+            _ => unread.push((index, stream)),
+        }
+    }
+    assert_eq!(engine.drain(Duration::from_secs(60)).await, DrainOutcome::Complete);
+    for reader in readers {
+        tokio::time::timeout(Duration::from_secs(20), reader).await.unwrap().unwrap();
+    }
+    let unread = tokio::task::spawn_blocking(move || {
+        for (index, stream) in unread {
+            let got = answers(stream, 1).unwrap();
+            assert_eq!(got[0].0, expected_answer(&request(index), ChoiceIndex(0), &MANY, |_| None));
+        }
+    });
+    tokio::time::timeout(Duration::from_secs(20), unread).await.unwrap().unwrap();
+    let metrics = engine.metrics().snapshot();
+    assert_eq!((metrics.running, metrics.waiting, metrics.kv_pages_used), (0, 0, 0));
+    assert_eq!(metrics.finished_length + metrics.finished_cancelled, 256);
+}
+
+#[test]
+fn a_reader_whose_waker_panics_ends_the_engine_and_every_stream() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("a reader's bug");
+        }
+    }
+    let engine = start(ScriptedExecutor::new(OVERLAPPED).step_time(Duration::from_millis(2)));
+    let mut other = engine.submit(request(&[1], 100)).unwrap();
+    let mut stream = engine.submit(request(&[2], 100)).unwrap();
+    let waker = Waker::from(Arc::new(Panics));
+    while stream.poll_next(&mut Context::from_waker(&waker)).is_ready() {}
+    let last = std::iter::from_fn(|| other.blocking_next()).last();
+    assert!(matches!(last, Some(EngineEvent::Failed(_))), "{last:?}");
+    let started = Instant::now();
+    while engine.health() == Health::Running {
+        assert!(started.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(engine.health(), Health::Failed("delivering events panicked: a reader's bug".into()));
 }
 
 #[test]

@@ -1,17 +1,16 @@
-//! The requests by their ids.
+//! Maps from requests' ids.
 
-use super::sequence::Request;
 use crate::request::RequestId;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Every row of every step is looked up here a few times. The ids are the engine's own count, so nobody can choose them to
 /// collide, and a hash without a key halves the cost of a step.
-pub(super) type RequestMap = HashMap<RequestId, Request, BuildHasherDefault<CountHasher>>;
+pub(crate) type RequestMap<T> = HashMap<RequestId, T, BuildHasherDefault<CountHasher>>;
 
 /// Spreads consecutive numbers over all bits (Fibonacci hashing, Knuth, volume 3, section 6.4).
 #[derive(Default)]
-pub(super) struct CountHasher(u64);
+pub(crate) struct CountHasher(u64);
 
 impl Hasher for CountHasher {
     fn write(&mut self, bytes: &[u8]) {

@@ -104,6 +104,11 @@ pub(super) enum SlotState {
 }
 
 impl Sequence {
+    /// Reads every cache line that a step needs.
+    pub(super) fn touch(&self) -> usize {
+        self.pending ^ self.output.len() ^ self.pages.len() ^ usize::from(self.first_token.is_some())
+    }
+
     /// Whether a step that uses it is in flight.
     pub(super) fn is_in_flight(&self) -> bool {
         self.rows_in_flight > 0 || self.pending > 0
@@ -141,6 +146,14 @@ impl Request {
             prompt_logprobs: Vec::new(),
             pool,
         }
+    }
+
+    /// Reads every cache line that a step needs.
+    pub(super) fn touch(&self) -> usize {
+        let (spec, stop) = (&self.spec, &self.spec.stop);
+        let lengths = spec.prompt.len() ^ stop.eos_token_ids.len() ^ stop.stop_token_ids.len();
+        let asked = usize::from(spec.prompt_logprobs.is_some()) ^ usize::from(self.pool.is_some());
+        lengths ^ asked ^ self.max_output ^ self.cached_tokens ^ self.sequences.len()
     }
 
     /// The choices that take a token from the logits at the end of what this choice computes.

@@ -2,11 +2,12 @@
 
 use super::pool::Pool;
 use super::sequence::{Prompt, SequenceKey, Stage};
-use super::step::StepRow;
+use super::step::{Step, StepRow};
 use super::{Notice, Scheduler, live};
 use crate::batch::{ExecutorError, StepOutput};
 use crate::request::{ChoiceIndex, EngineEvent, FinishReason, RequestError, RequestId};
 use oxide_infer::sampling::{self, LogProbs, SamplingError};
+use std::hint::black_box;
 use std::time::Instant;
 
 impl Scheduler {
@@ -32,6 +33,7 @@ impl Scheduler {
             return Err(misfit("rows of hidden states", output.hidden_states.len(), asked_states));
         }
 
+        self.warm(&step);
         let mut samples = step.samples.iter().zip(output.samples.drain(..));
         let mut prompts = output.prompt_logprobs.drain(..);
         let mut states = output.hidden_states.drain(..);
@@ -50,6 +52,21 @@ impl Scheduler {
         step.clear();
         self.spare_steps.push(step);
         Ok(())
+    }
+
+    /// Reads a little of all that settling this step and scheduling the next read. The thread has slept for as long as a step
+    /// takes, so the caches have others' data, and one row's misses wait for each other: request, sequence, tokens and pages.
+    /// Here those of different rows overlap (docs/performance.md, "The engine thread").
+    fn warm(&self, step: &Step) {
+        let requests =
+            || step.rows.iter().filter_map(|row| Some((self.requests.get(&row.key.request)?, row)));
+        let sequences = || requests().map(|(request, row)| request.sequence(row.key.choice));
+        black_box(requests().fold(0, |sum, (request, _)| sum ^ request.touch()));
+        black_box(sequences().fold(0, |sum, sequence| sum ^ sequence.touch()));
+        let tokens = sequences().filter_map(|sequence| sequence.output.last());
+        black_box(tokens.fold(0, |sum, token| sum ^ token.0));
+        let pages = sequences().filter_map(|sequence| sequence.pages.last());
+        black_box(pages.fold(0, |sum, page| sum ^ self.pager.owners(*page)));
     }
 
     /// Takes in the hidden states of a row's tokens from position `from` on.
@@ -77,16 +94,16 @@ impl Scheduler {
             let known = request.prompt_logprobs.len().saturating_sub(start);
             request.prompt_logprobs.extend(found.into_iter().skip(known));
         }
+        let prompt_only = request.max_output == 0 && row.kv_len == request.spec.prompt.len();
+        let choices = request.sequences.len() as u32;
+        let reason = if request.pool.is_some() { FinishReason::Pooled } else { FinishReason::Length };
         let sequence = request.sequence_mut(choice);
         sequence.rows_in_flight -= 1;
-        if sequence.stage == Stage::Running {
+        let stage = sequence.stage;
+        if stage == Stage::Running && row.kv_len / self.limits.page_size > sequence.published.0 {
             self.publish_filled(row.key, row.kv_len);
         }
-        let request = live(&mut self.requests, row.key);
-        let prompt_only = request.max_output == 0 && row.kv_len == request.spec.prompt.len();
-        if prompt_only && request.sequence(choice).stage != Stage::Ended {
-            let choices = request.sequences.len() as u32;
-            let reason = if request.pool.is_some() { FinishReason::Pooled } else { FinishReason::Length };
+        if prompt_only && stage != Stage::Ended {
             self.prompt_done(id);
             for choice in (0..choices).map(ChoiceIndex) {
                 self.finish(SequenceKey { request: id, choice }, reason, now);

@@ -67,8 +67,10 @@ impl Scheduler {
     /// Adds a row that computes the sequence's next `count` tokens, and samples if they are all it has.
     pub(super) fn place(&mut self, key: SequenceKey, count: usize, batch: &mut EngineBatch, step: &mut Step) {
         let request = live(&mut self.requests, key);
-        let sequence = request.sequence(key.choice);
+        let sequence = request.sequence_mut(key.choice);
         let (start, end) = (sequence.scheduled, sequence.scheduled + count);
+        sequence.scheduled = end;
+        sequence.rows_in_flight += 1;
         let input = if sequence.pending > 0 { RowInput::LastSampled } else { RowInput::Host };
         let first_page = batch.pages.len();
         batch.pages.extend_from_slice(&sequence.pages[..self.pager.pages_for(end)]);
@@ -116,9 +118,6 @@ impl Scheduler {
             prompt_logprobs,
             hidden_states,
         });
-        let sequence = live(&mut self.requests, key).sequence_mut(key.choice);
-        sequence.scheduled = end;
-        sequence.rows_in_flight += 1;
     }
 
     /// Lets the other choices share all pages of the first, which has scheduled the whole prompt.

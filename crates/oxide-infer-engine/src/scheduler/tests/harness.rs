@@ -185,7 +185,7 @@ impl Harness {
 
     /// Hands the notices to the clients, checks that they come in order, and audits the scheduler.
     fn observe(&mut self) {
-        for notice in self.scheduler.notices() {
+        for notice in self.scheduler.notices().drain(..) {
             match notice {
                 Notice::Started(id, _) => {
                     let client = self.clients.get_mut(&id).unwrap();
