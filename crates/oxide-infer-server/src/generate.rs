@@ -28,10 +28,10 @@ use crate::app::{App, InFlight};
 use crate::error::ApiError;
 use crate::grammar::Grammar;
 use crate::metrics::FinishedChoice;
-use crate::protocol::params::GenerationParams;
+use crate::protocol::params::{GenerationParams, TokenIds};
 use crate::protocol::response::Usage;
 use crate::text::{StopMatcher, Tokenizer};
-use choice::{AfterToken, Choice, Delta};
+use choice::{AfterToken, Choice, Delta, KeptTokens};
 use events::{Events, request_error};
 use oxide_infer::TokenId;
 use oxide_infer::sampling::{LogProbs, SamplingParamsError};
@@ -252,8 +252,12 @@ impl PromptRun {
             None => Events::Free(stream),
         };
         let tokenizer = app.text().tokenizer();
+        let kept = match (job.logprobs, params.token_ids) {
+            (None, TokenIds::Omit) => KeptTokens::None,
+            _ => KeptTokens::All,
+        };
         let answer = || Answer {
-            choice: Choice::new(params, &job.output, matcher.clone(), app.eos_token_ids(), tokenizer),
+            choice: Choice::new(params, &job.output, kept, matcher.clone(), app.eos_token_ids(), tokenizer),
             last_token: None,
         };
         let answers: Vec<Answer> = (0..params.choices.get()).map(|_| answer()).collect();

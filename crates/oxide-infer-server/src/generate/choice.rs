@@ -62,6 +62,8 @@ pub(crate) struct Choice {
     stop_strings: Vec<String>,
     min_tokens: u32,
     detokenizer: Detokenizer,
+    /// The last token's text, kept for its allocation.
+    piece: String,
     matcher: StopMatcher,
     output: OutputParser,
     /// Characters and bytes decoded so far, held back ones included.
@@ -69,6 +71,7 @@ pub(crate) struct Choice {
     decoded_bytes: usize,
     /// Bytes that went into deltas.
     shown_bytes: usize,
+    kept: KeptTokens,
     /// Tokens that are held back with their text, and the byte that must have been shown before they are.
     held: VecDeque<(usize, AnswerToken)>,
     generated: u32,
@@ -76,6 +79,15 @@ pub(crate) struct Choice {
     reasoning: u32,
     delta: Delta,
     ended: bool,
+}
+
+/// Whether the tokens of an answer are kept until they are shown beside its text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeptTokens {
+    /// They are: their ids or their log-probabilities were asked for.
+    All,
+    /// Nobody asked for them.
+    None,
 }
 
 /// Which tokens end an answer, and whether they are shown.
@@ -99,6 +111,7 @@ impl Choice {
     pub(crate) fn new(
         params: &GenerationParams,
         plan: &OutputPlan,
+        kept: KeptTokens,
         matcher: StopMatcher,
         eos_token_ids: &Arc<[TokenId]>,
         tokenizer: &Tokenizer,
@@ -115,11 +128,13 @@ impl Choice {
             detokenizer: tokenizer
                 .detokenizer(params.special, DecodeFrom::Continuation)
                 .showing(plan.shown.clone()),
+            piece: String::new(),
             matcher,
             output: OutputParser::new(plan),
             decoded_chars: 0,
             decoded_bytes: 0,
             shown_bytes: 0,
+            kept,
             held: VecDeque::new(),
             generated: 0,
             reasoning: 0,
@@ -137,13 +152,20 @@ impl Choice {
         let token = AnswerToken { id, text_offset: self.decoded_chars, logprobs };
         let is_end = self.ending.is_end(id);
         let is_hidden = is_end && self.ending.text == StopText::Exclude;
-        let piece = if is_hidden { String::new() } else { self.detokenizer.push(id) };
+        let mut piece = std::mem::take(&mut self.piece);
+        piece.clear();
+        if !is_hidden {
+            self.detokenizer.push_into(id, &mut piece);
+        }
         self.decoded_chars += piece.chars().count();
         self.decoded_bytes += piece.len();
-        // The token that ends the answer goes out with the reason, which the engine tells next.
-        let shown_at = if is_end { usize::MAX } else { self.decoded_bytes };
-        self.held.push_back((shown_at, token));
+        if self.kept == KeptTokens::All {
+            // The token that ends the answer goes out with the reason, which the engine tells next.
+            let shown_at = if is_end { usize::MAX } else { self.decoded_bytes };
+            self.held.push_back((shown_at, token));
+        }
         let after = self.show(&piece);
+        self.piece = piece;
         if self.output.is_reasoning() {
             self.reasoning = self.generated;
         }
@@ -194,7 +216,7 @@ impl Choice {
 
     fn show(&mut self, piece: &str) -> AfterToken {
         // As in vLLM, stop strings count from the first token after `min_tokens`.
-        if self.generated <= self.min_tokens {
+        if self.generated <= self.min_tokens || self.matcher.is_idle() {
             return self.release(piece);
         }
         match self.matcher.push(piece) {

@@ -82,17 +82,17 @@ impl<F: Format> ChunkWriter<F> {
         prompt_token_ids: Option<Arc<[TokenId]>>,
     ) -> Result<(), ApiError> {
         match chunk {
-            Some(chunk) => frame.event(None, &self.response(vec![chunk], usage, prompt_token_ids)),
+            Some(chunk) => frame.event(None, &self.response([chunk], usage, prompt_token_ids)),
             None => Ok(()),
         }
     }
 
-    fn response(
+    fn response<const N: usize>(
         &self,
-        choices: Vec<F::Chunk>,
+        choices: [F::Chunk; N],
         usage: Option<Option<Usage>>,
         prompt_token_ids: Option<Arc<[TokenId]>>,
-    ) -> Response<F::Chunk> {
+    ) -> Response<[F::Chunk; N]> {
         let mut response = Response::new(self.head.clone(), choices, usage);
         response.prompt_token_ids = prompt_token_ids;
         response
@@ -119,7 +119,7 @@ impl<F: Format> EventWriter for ChunkWriter<F> {
             self.write_chunk(frame, chunk, usage, None)?;
         }
         if generation.is_done() && self.usage != UsageReports::None {
-            let chunk = self.response(Vec::new(), Some(Some(generation.usage())), None);
+            let chunk = self.response([], Some(Some(generation.usage())), None);
             frame.event(None, &chunk)?;
         }
         Ok(())

@@ -30,15 +30,14 @@ impl CompletionFormat {
         let namer = TokenNamer::of(generation);
         let top = self.logprobs.unwrap_or(0) as usize;
         let prompt_text = run.prompt.echo.as_deref();
-        let mut text = String::new();
+        let mut text = delta.text;
         let mut logprobs = self.logprobs.map(|_| CompletionLogprobs::default());
         if let (Some(prompt_text), Lead::Prompt) = (prompt_text, lead) {
-            text.push_str(prompt_text);
+            text.insert_str(0, prompt_text);
             if let Some(out) = &mut logprobs {
                 echo_logprobs(out, &namer, run, prompt_text, top);
             }
         }
-        text.push_str(&delta.text);
         if let Some(out) = &mut logprobs {
             let before = prompt_text.map_or(0, |prompt| prompt.chars().count());
             for token in &delta.tokens {

@@ -9,11 +9,13 @@ use crate::error::ApiError;
 use axum::body::{Body, Bytes};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
+use bytes::{BufMut, BytesMut};
 use futures::{StreamExt, stream};
 use serde::Serialize;
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::time::Duration;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, Sleep, sleep};
 
 /// The form of one API's streams.
 pub(crate) trait EventWriter: Send + 'static {
@@ -34,10 +36,22 @@ pub(crate) trait EventWriter: Send + 'static {
 }
 
 /// Events that go out in one write.
-#[derive(Debug, Default)]
-pub(crate) struct Frame(Vec<u8>);
+#[derive(Debug)]
+pub(crate) struct Frame(BytesMut);
+
+/// A dozen events of one token each.
+const FRAME_BYTES: usize = 4 << 10;
 
 impl Frame {
+    fn new() -> Self {
+        Self(BytesMut::with_capacity(FRAME_BYTES))
+    }
+
+    /// What has been added. Its memory is used again once it has been written.
+    fn take(&mut self) -> Bytes {
+        self.0.split().freeze()
+    }
+
     /// Adds an event with this JSON as its data.
     ///
     /// # Errors
@@ -46,10 +60,11 @@ impl Frame {
         if let Some(name) = name {
             self.0.extend_from_slice(b"event: ");
             self.0.extend_from_slice(name.as_bytes());
-            self.0.push(b'\n');
+            self.0.put_u8(b'\n');
         }
         self.0.extend_from_slice(b"data: ");
-        serde_json::to_writer(&mut self.0, data).map_err(|error| ApiError::Internal(error.to_string()))?;
+        serde_json::to_writer((&mut self.0).writer(), data)
+            .map_err(|error| ApiError::Internal(error.to_string()))?;
         self.0.extend_from_slice(b"\n\n");
         Ok(())
     }
@@ -67,7 +82,14 @@ pub(crate) async fn respond_streaming<W: EventWriter>(
     writer: W,
     keep_alive: Duration,
 ) -> Result<Response, ApiError> {
-    let mut source = EventSource { generation, writer, keep_alive, ended: false };
+    let mut source = EventSource {
+        generation,
+        writer,
+        frame: Frame::new(),
+        keep_alive,
+        silence: Box::pin(sleep(keep_alive)),
+        ended: false,
+    };
     let first = source.first_frame().await?;
     let others = stream::unfold(source, |mut source| async move {
         let frame = source.next_frame().await?;
@@ -86,17 +108,18 @@ pub(crate) async fn respond_streaming<W: EventWriter>(
 struct EventSource<W> {
     generation: Generation,
     writer: W,
+    frame: Frame,
     keep_alive: Duration,
+    silence: Pin<Box<Sleep>>,
     ended: bool,
 }
 
 impl<W: EventWriter> EventSource<W> {
     /// What the response begins with.
     async fn first_frame(&mut self) -> Result<Bytes, ApiError> {
-        let mut frame = Frame::default();
-        match self.fill(&mut frame).await {
-            Err(error) if frame.0.is_empty() => Err(error),
-            filled => Ok(self.finish(frame, filled)),
+        match self.fill().await {
+            Err(error) if self.frame.0.is_empty() => Err(error),
+            filled => Ok(self.finish(filled)),
         }
     }
 
@@ -105,34 +128,47 @@ impl<W: EventWriter> EventSource<W> {
         if self.ended {
             return None;
         }
-        let mut frame = Frame::default();
-        let filled = self.fill(&mut frame).await;
-        Some(self.finish(frame, filled))
+        let filled = self.fill().await;
+        Some(self.finish(filled))
     }
 
     /// Waits for news and writes them, or a comment if there are none for too long.
-    async fn fill(&mut self, frame: &mut Frame) -> Result<(), ApiError> {
+    async fn fill(&mut self) -> Result<(), ApiError> {
         let silence_ends = Instant::now() + self.keep_alive;
-        while frame.0.is_empty() && !self.ended {
-            let Ok(advanced) = timeout_at(silence_ends, self.generation.advance()).await else {
-                frame.0.extend_from_slice(b": keep-alive\n\n");
-                return Ok(());
-            };
-            advanced?;
-            self.writer.news(&mut self.generation, frame)?;
+        while self.frame.0.is_empty() && !self.ended {
+            tokio::select! {
+                biased;
+                advanced = self.generation.advance() => advanced?,
+                () = reached(self.silence.as_mut(), silence_ends) => {
+                    self.frame.0.extend_from_slice(b": keep-alive\n\n");
+                    return Ok(());
+                }
+            }
+            self.writer.news(&mut self.generation, &mut self.frame)?;
             self.ended = self.generation.is_done();
         }
         Ok(())
     }
 
-    fn finish(&mut self, mut frame: Frame, filled: Result<(), ApiError>) -> Bytes {
+    fn finish(&mut self, filled: Result<(), ApiError>) -> Bytes {
         if let Err(error) = filled {
-            self.writer.failure(&error, &mut frame).ok();
+            self.writer.failure(&error, &mut self.frame).ok();
             self.ended = true;
         }
         if self.ended {
-            frame.0.extend_from_slice(W::END);
+            self.frame.0.extend_from_slice(W::END);
         }
-        frame.0.into()
+        self.frame.take()
+    }
+}
+
+/// Waits until a time. The timer is set anew only when it goes off, and not whenever the time moves: that is at every token.
+async fn reached(mut timer: Pin<&mut Sleep>, end: Instant) {
+    loop {
+        timer.as_mut().await;
+        if Instant::now() >= end {
+            return;
+        }
+        timer.as_mut().reset(end);
     }
 }

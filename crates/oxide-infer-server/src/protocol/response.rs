@@ -89,13 +89,13 @@ const FINGERPRINT: &str = concat!("oxide-infer-", env!("CARGO_PKG_VERSION"));
 
 /// A whole response, or one chunk of a stream.
 #[derive(Debug, Serialize)]
-pub(crate) struct Response<C> {
+pub(crate) struct Response<L> {
     /// Id, object, time and model.
     #[serde(flatten)]
     pub(crate) head: Head,
     system_fingerprint: &'static str,
-    /// The answers.
-    pub(crate) choices: Vec<C>,
+    /// The answers, or pieces of them: a list.
+    pub(crate) choices: L,
     /// What it took; in a stream whose client asked for it null until the end, else absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) usage: Option<Option<Usage>>,
@@ -107,9 +107,9 @@ pub(crate) struct Response<C> {
     pub(crate) prompt_logprobs: Option<Vec<Option<PromptTokenLogprobs>>>,
 }
 
-impl<C> Response<C> {
+impl<L> Response<L> {
     /// A response with nothing but answers and usage.
-    pub(crate) fn new(head: Head, choices: Vec<C>, usage: Option<Option<Usage>>) -> Self {
+    pub(crate) fn new(head: Head, choices: L, usage: Option<Option<Usage>>) -> Self {
         Self {
             head,
             system_fingerprint: FINGERPRINT,

@@ -70,6 +70,11 @@ impl StopMatcher {
         })
     }
 
+    /// Whether there is nothing to find, so that text may go past the matcher.
+    pub fn is_idle(&self) -> bool {
+        self.patterns.is_empty()
+    }
+
     /// Takes the next piece of text and says what may be emitted. After a stop everything is swallowed.
     pub fn push(&mut self, piece: &str) -> StopStep {
         if self.stopped {
