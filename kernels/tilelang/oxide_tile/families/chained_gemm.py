@@ -169,24 +169,31 @@ def load_squares(squares, ahead, row, m, vectors, block_m):
 
 @T.macro
 def scales_of(squares, ahead, scales, row, m, vectors, epsilon, block_m):
-    """One over the root mean square of every token, each summed by a warp in an order that only k decides."""
+    """One over the root mean square of every token, each summed by a warp in an order that only k decides.
+
+    A warp's tokens go side by side, so that one's sum does not wait for another's.
+    """
     thread = T.get_thread_binding()
+    square = T.alloc_local((block_m // WARPS,), F32)
     for i in T.unroll(block_m // WARPS):
-        token = row * block_m + i * WARPS + thread // WARP
-        square = T.alloc_var(F32, init=0.0)
+        square[i] = 0.0
         for v in T.unroll(AHEAD):
             for j in T.unroll(SUMS):
-                square += ahead[i, v, j]
-        if token < m:
-            for v in T.serial(T.ceildiv(vectors, WARP) - AHEAD):
-                at = T.alloc_var(I32, init=(v + AHEAD) * WARP + thread % WARP)
-                if at < vectors:
+                square[i] += ahead[i, v, j]
+    for v in T.serial(T.ceildiv(vectors, WARP) - AHEAD):
+        at = T.alloc_var(I32, init=(v + AHEAD) * WARP + thread % WARP)
+        if at < vectors:
+            for i in T.unroll(block_m // WARPS):
+                token = row * block_m + i * WARPS + thread // WARP
+                if token < m:
                     for j in T.unroll(SUMS):
-                        square += squares[token, at, j]
-        for distance in T.unroll(5):
-            square += T.shfl_xor(square, 1 << distance)
-        if thread % WARP == 0:
-            scales[i * WARPS + thread // WARP] = T.rsqrt(square / T.cast(vectors * (SUMS * SQUARES), F32) + epsilon)
+                        square[i] += squares[token, at, j]
+    for distance in T.unroll(5):
+        for i in T.unroll(block_m // WARPS):
+            square[i] += T.shfl_xor(square[i], 1 << distance)
+    if thread % WARP == 0:
+        for i in T.unroll(block_m // WARPS):
+            scales[i * WARPS + thread // WARP] = T.rsqrt(square[i] / T.cast(vectors * (SUMS * SQUARES), F32) + epsilon)
 
 
 def weighted(dtype: str, block_m: int, block_k: int, stages: int, splits: int) -> Definition:
