@@ -99,14 +99,17 @@ fn norms_of_up_to_32_rows_are_spread_over_the_products_around_them() {
 }
 
 #[test]
-fn of_48_rows_only_the_norm_before_the_next_layer_is_spread() {
+fn of_48_and_64_rows_only_the_norm_before_the_next_layer_is_spread() {
     // Gate and up have a tile there that no artifact has that reads sums of squares.
     let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
     let [mut first, mut last] = CHAINED.map(<[&str]>::to_vec);
     first.splice(4..6, ["attention output projection", "normalization", "gate and up projection"]);
     last.splice(2..4, ["attention output projection", "normalization", "gate and up projection"]);
     let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
-    assert_eq!(layers(&config, decode(48)), ([first, last].map(owned), false));
+    let expected = ([first, last].map(owned), false);
+    for rows in [48, 64] {
+        assert_eq!(layers(&config, decode(rows)), expected, "{rows} rows");
+    }
 }
 
 #[test]
@@ -124,7 +127,7 @@ fn a_layer_is_five_operators_at_one_row_and_as_lowered_in_classes_of_many() {
     let config = published(Architecture::Qwen2, [1536, 8960, 12, 2, 128, 151_936]);
     assert_eq!(layer(&config, ONE), names(FUSED, true));
     for class in [
-        decode(64),
+        decode(96),
         decode(128),
         StepClass::Mixed { tokens: 1, sequences: 1 },
         StepClass::Mixed { tokens: 64, sequences: 4 },
