@@ -274,3 +274,45 @@ async fn fifty_requests_at_once_are_all_answered() {
     }
     assert_eq!(server.engine.metrics().snapshot().finished_stop, 50);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_drain_with_256_streams_serves_those_that_read_and_waits_for_nobody_else() {
+    let limits = ExecutorLimits { max_sequences: 256, num_pages: 8192, ..LIMITS };
+    let endless = ScriptedExecutor::new(limits).answering([TokenId(u32::from(b'a'))]);
+    let mut server = Running::start(endless.step_time(Duration::from_millis(5)), |_| {}).await;
+    let body = chat_body(json!({"stream": true, "max_tokens": 100}));
+    let mut streams = Vec::new();
+    for _ in 0..256 {
+        streams.push(server.request("POST", CHAT, &body).await);
+    }
+    server.wait_until("all run", |engine| engine.metrics().snapshot().running == 256).await;
+    let (mut readers, mut idle) = (Vec::new(), Vec::new());
+    for (index, mut stream) in streams.into_iter().enumerate() {
+        match index % 3 {
+            0 => readers.push(tokio::spawn(read_all(stream))),
+            1 => readers.push(tokio::spawn(async move {
+                read_until(&mut stream, "\"content\":\"a").await;
+                String::new()
+            })),
+            // Reads when the server has gone.
+            _ => idle.push(stream),
+        }
+    }
+    server.shut_down();
+    let ended = tokio::time::timeout(Duration::from_secs(30), server.ended).await;
+    ended.expect("the server hangs").unwrap().unwrap();
+    let mut whole = 0;
+    for reader in readers {
+        let text = tokio::time::timeout(Duration::from_secs(5), reader).await.unwrap().unwrap();
+        assert!(text.is_empty() || text.ends_with("data: [DONE]\n\n\r\n0\r\n\r\n"), "{text}");
+        whole += usize::from(text.contains("\"finish_reason\":\"length\""));
+    }
+    for stream in idle {
+        let text = tokio::time::timeout(Duration::from_secs(5), read_all(stream)).await.unwrap();
+        whole += usize::from(text.contains("\"finish_reason\":\"length\"") && text.contains("[DONE]"));
+    }
+    let metrics = server.engine.metrics().snapshot();
+    assert_eq!(whole as u64, 256 - 85);
+    assert_eq!((metrics.running, metrics.waiting, metrics.kv_pages_used), (0, 0, 0));
+    assert_eq!(metrics.finished_length + metrics.finished_cancelled, 256);
+}
