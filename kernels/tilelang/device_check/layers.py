@@ -15,13 +15,13 @@ from device_check.shapes import PAGE_SIZE, Model, Shape, attention
 # Layers with weights of their own, more bytes than the cache holds several times over.
 LAYERS = 8
 KEYS = 576
-ROWS = (2, 4, 8, 16, 24, 32)
+ROWS = (2, 4, 8, 16, 24, 32, 48, 64)
 
 
 def times(
     modules: Mapping[str, Module], selection: Selection, model: Model, replay: Callable[[Sequence[Any]], list[float]]
 ) -> Iterator[dict[str, Any]]:
-    """Microseconds of a layer without its attention, by number of rows, as lowered and chained, in turns."""
+    """Microseconds of a layer, by number of rows, as lowered and chained, in turns."""
     for rows in ROWS:
         row: dict[str, Any] = {"what": "layer", "model": model.name, "rows": rows, "ours": {}}
         for form in ("plain", "chained"):
@@ -35,10 +35,11 @@ def times(
 
 
 class Layers:
-    """Products, norms and appends of several layers, one after another as a plan has them, without attention."""
+    """The operators of several layers, one after another as a plan has them."""
 
     def __init__(self, modules: Mapping[str, Module], selection: Selection, model: Model, rows: int) -> None:
         self.modules, self.selection, self.model, self.rows = modules, selection, model, rows
+        self.attributes = {"epsilon": EPSILON, "scale": model.head_dim**-0.5}
         # What the calls need to stay alive, and what they run.
         self.held: list[Any] = []
         self.names: set[str] = set()
@@ -66,12 +67,13 @@ class Layers:
             "query_start": torch.arange(rows + 1, dtype=torch.int32, device="cuda"),
             "block_table": pages_of(rows, pages, self.paged["num_pages"]),
             "rotations": torch.rand(self.paged["max_positions"], model.head_dim // 2, 2, device="cuda"),
-            "k_pages": randn(self.paged["num_pages"], model.num_kv_heads, PAGE_SIZE, model.head_dim),
-            "v_pages": randn(self.paged["num_pages"], model.num_kv_heads, PAGE_SIZE, model.head_dim),
+            "kv_len": torch.full((rows,), KEYS + 1, dtype=torch.int32, device="cuda"),
             "status": torch.zeros(1, dtype=torch.int32, device="cuda"),
         }
+        pool = (self.paged["num_pages"], model.num_kv_heads, PAGE_SIZE, model.head_dim)
         self.weights = [
             {name: randn(n * (2 if name == "gate_up" else 1), k, scale=0.02) for name, (n, k) in self.sizes.items()}
+            | {"k_pages": randn(*pool), "v_pages": randn(*pool)}
             for _ in range(LAYERS)
         ]
 
@@ -84,13 +86,17 @@ class Layers:
         norm = {"input": "hidden", "weight": "norm_weight", "output": "normed"}
         normed = lambda: self.bind("normalization.rms_norm", self.norm_shape(), norm, {"output_dtype": "bf16"})  # noqa: E731
         bias = self.model.qkv_epilogue
-        append = {"qkv": "projected", "q_out": "rotated"}
+        append = {"qkv": "projected", "q_out": "rotated", **self.pools(weights)}
         return [
             normed(),
             self.product("qkv", weights, {"input": "normed", "output": "projected"}, {"epilogue": bias}),
             self.bind(
-                "kv_cache.rope_append", self.paged, append, {"head_dim": self.model.head_dim, "qk_norm": "absent"}
+                "kv_cache.rope_append",
+                self.paged,
+                append,
+                {"head_dim": self.model.head_dim, "qk_norm": "absent", "layout": None},
             ),
+            self.attention(weights),
             self.product("o", weights, self.residual("attended"), {"epilogue": "residual"}),
             normed(),
             self.product("gate_up", weights, {"input": "normed", "output": "activated"}, {"epilogue": "swiglu"}),
@@ -100,17 +106,28 @@ class Layers:
     def chained(self, weights: Mapping[str, torch.Tensor]) -> list[Any]:
         """A layer with its norms spread over its products."""
         _, k = self.sizes["qkv"]
-        names = {"input": "normed", "squares": "squares", "weight": weights["qkv"], "q_out": "rotated"}
+        names = {"input": "normed", "weight": weights["qkv"], "q_out": "rotated", **self.pools(weights)}
         variant = {
             "head_dim": self.model.head_dim,
             "bias": "present" if self.model.qkv_epilogue == "bias" else "absent",
         }
         return [
             self.bind("chained_gemm.scaled_projected", {**self.paged, "hidden_size": k}, names, variant),
+            self.attention(weights),
             self.chained_product("weighted", "o", weights, self.residual("attended")),
             self.chained_product("scaled_swiglu", "gate_up", weights, {"input": "normed", "output": "activated"}),
             self.chained_product("weighted", "down", weights, self.residual("activated")),
         ]
+
+    def attention(self, weights: Mapping[str, torch.Tensor]) -> Any:
+        """The attention of a layer."""
+        names = {"q": "rotated", "output": "attended", **self.pools(weights)}
+        variant = {"head_dim": self.model.head_dim, "split": "whole", "layout": None}
+        return self.bind("paged_decode.paged_decode", self.paged, names, variant)
+
+    def pools(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Keys and values of a layer."""
+        return {name: weights[name] for name in ("k_pages", "v_pages")}
 
     def residual(self, read: str) -> dict[str, str]:
         """Operands of a product that is added to the residual stream."""
@@ -156,7 +173,7 @@ class Layers:
             for name, fact in module.artifact.operands.items()
             if name not in tensors
         }
-        run = module.bind(shape, addresses_of({**made, **tensors}), {"epsilon": EPSILON})
+        run = module.bind(shape, addresses_of({**made, **tensors}), self.attributes)
         self.held.append(made)
         self.names.add(module.artifact.name)
         return lambda: run(torch.cuda.current_stream().cuda_stream)
