@@ -9,7 +9,8 @@ of those of `gemm.dense`, and how good the choice by these costs is. A schedule 
 cut into `splits` along k, takes on 132 multiprocessors
 
     tiles  = ceil_div(m, rows) * ceil_div(n, columns) * splits
-    waves  = ceil_div(tiles, 132), or max(tiles, 132) / 132 where a multiprocessor has room for several blocks
+    waves  = ceil_div(tiles, 132), or max(tiles, 132) / 132 where a multiprocessor has room for several blocks;
+             where blocks stay in clusters, of the clusters' tiles of so many times as many rows, and of the clusters
     slices = ceil_div(ceil_div(k, 64), splits)
     time   = max(bytes of the weights / 4.2 TB/s, a + waves * (b + c * slices) + d * bytes of the partial sums)
 
@@ -67,6 +68,8 @@ class Schedule:
     rows: int
     columns: int
     splits: int
+    # Blocks of a cluster, whose tiles are one of all their rows.
+    cluster: int
     # Whether blocks share a multiprocessor, so that one with more than its share of them takes no whole turn more.
     shares: bool
     # Bytes of the weights that an element of [n, k] stands for.
@@ -91,6 +94,7 @@ class Schedule:
             rows=artifact.schedule["block_m"],
             columns=columns,
             splits=artifact.schedule.get("splits", 1),
+            cluster=artifact.schedule.get("cluster", 1),
             shares=2 * memory <= MEMORY_OF_MULTIPROCESSOR,
             weight_bytes=2 * weights_of_column,
         )
@@ -99,7 +103,12 @@ class Schedule:
     def tiles(self) -> str:
         """How many blocks' work there is, as an expression."""
         splits = f" * {self.splits}" if self.splits > 1 else ""
-        return f"ceil_div(m, {self.rows}) * ceil_div(n, {self.columns}){splits}"
+        return f"ceil_div(m, {self.rows * self.cluster}) * ceil_div(n, {self.columns}){splits}"
+
+    @property
+    def places(self) -> int:
+        """How many of them are worked on at once."""
+        return MULTIPROCESSORS // self.cluster
 
     @property
     def slices(self) -> str:
@@ -115,7 +124,7 @@ class Schedule:
     def features(self, shape: Shape) -> list[float]:
         """What a, b, c and d are multiplied with."""
         tiles, slices = (value(expression, shape) for expression in (self.tiles, self.slices))
-        waves = max(tiles / MULTIPROCESSORS, 1.0) if self.shares else math.ceil(tiles / MULTIPROCESSORS)
+        waves = max(tiles / self.places, 1.0) if self.shares else math.ceil(tiles / self.places)
         megabytes = self.splits * SUM_BYTES * shape["m"] * shape["n"] / 1e6 if self.splits > 1 else 0.0
         return [1.0, waves, waves * slices, megabytes]
 
@@ -127,9 +136,9 @@ class Schedule:
         of_wave = f"({b} + {c} * {self.slices})" if b else f"{c} * {self.slices}"
         terms = [str(a)] if a else []
         if self.shares:
-            terms += [f"max({self.tiles}, {MULTIPROCESSORS}) * {of_wave} / {MULTIPROCESSORS}"]
+            terms += [f"max({self.tiles}, {self.places}) * {of_wave} / {self.places}"]
         else:
-            terms += [f"ceil_div({self.tiles}, {MULTIPROCESSORS}) * {of_wave}"]
+            terms += [f"ceil_div({self.tiles}, {self.places}) * {of_wave}"]
         terms += [f"m * n / 1000 * {d} / 1000"] if d else []
         return f"max({self.floor}, {' + '.join(terms)})"
 
@@ -167,13 +176,16 @@ Costs = Mapping[tuple[int, int], Mapping[Schedule, str]]
 def main() -> int:
     """Parse the command line, fit and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("record", type=Path, help="what gpu_check.py --time products wrote")
+    parser.add_argument(
+        "records", nargs="+", type=Path, help="what gpu_check.py --time products wrote; of equal times the last counts"
+    )
     parser.add_argument("--artifacts", type=Path, default=ARTIFACTS, help="the artifacts that were timed")
     options = parser.parse_args()
     artifacts = load_all(options.artifacts, "")
-    products = read(json.loads(options.record.read_text())["times"], artifacts)
+    rows = [row for record in options.records for row in json.loads(record.read_text())["times"]]
+    products = read(latest(rows), artifacts)
     if not products:
-        print(f"{options.record} has no times of products of these artifacts", file=sys.stderr)
+        print(f"{options.records} have no times of products of these artifacts", file=sys.stderr)
         return 1
     costs = fit(products)
     outcomes = choices(costs, products)
@@ -189,11 +201,20 @@ def main() -> int:
     return 0
 
 
+def latest(rows: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """The products of several records, one row each, with the latest time of every schedule."""
+    found: dict[tuple, dict[str, Any]] = {}
+    for row in (row for row in rows if row["what"] == "product"):
+        key = tuple(row[name] for name in ("model", "projection", "m", "n", "k"))
+        found.setdefault(key, {**row, "ours": {}})["ours"].update(row["ours"])
+    return found.values()
+
+
 def read(rows: Iterable[Mapping[str, Any]], artifacts: Iterable[Artifact]) -> list[Product]:
-    """The products of a record, one for each set of properties that was timed on a shape."""
+    """Products, one for each set of properties that was timed on a shape."""
     known = {artifact.name: artifact for artifact in artifacts}
     found = []
-    for row in (row for row in rows if row["what"] == "product"):
+    for row in rows:
         shape = {name: row[name] for name in ("m", "n", "k")}
         alike: dict[tuple, dict[Schedule, float]] = defaultdict(dict)
         for name, sample in row["ours"].items():

@@ -41,7 +41,7 @@ pub use choice::{Choice, CostError, Costs};
 pub use expr::{Dimensions, Expr};
 pub use index::{Index, IndexError, Rule};
 pub use manifest::{Manifest, ManifestError};
-pub use reduction::{Reduction, ResidualPlace};
+pub use reduction::Reduction;
 pub use registry::{Artifact, ArtifactError, Registry, RegistryError, Target};
 pub use resolve::{ResolveError, ResolvedLaunch, ResolvedParameter, ResolvedTensorMap};
 pub use select::{Miss, Prediction, Request, SelectError};

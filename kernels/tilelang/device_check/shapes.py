@@ -99,6 +99,8 @@ def products(artifact: Artifact) -> Iterator[Shape]:
         (tile, 8, 8),
         (tile + 1, 136, 4104),
         (2 * tile + 3, 968, 72),
+        # More tiles than blocks that stay.
+        (17 * tile + 5, 2056, 136),
     ):
         yield {"m": m, "n": n, "k": k}
 

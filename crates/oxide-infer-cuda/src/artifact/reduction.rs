@@ -7,22 +7,12 @@
 use super::expr::Dimensions;
 use super::manifest::{Manifest, Property};
 
-/// How every element of `gemm.dense` is added up over k: ranges of k each by themselves, then these in their order.
+/// How every element of `gemm.dense` is added up over k: ranges of k each by themselves, then these in their order. A bias
+/// or a residual comes last.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reduction {
     /// Where each range of k ends.
     pub ends: Vec<u64>,
-    /// Where the residual is added, if there is one.
-    pub residual: Option<ResidualPlace>,
-}
-
-/// When a residual is added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ResidualPlace {
-    /// The sum begins with it.
-    First,
-    /// To the sum over k.
-    Last,
 }
 
 /// Elements of k in a slice of `prefill_gemm.dense`.
@@ -34,26 +24,23 @@ impl Manifest {
     pub fn reduction(&self, dimensions: &Dimensions) -> Option<Reduction> {
         let k = *dimensions.get("k")?;
         let splits = self.schedule_number("splits").filter(|&splits| splits > 0)?;
-        let residual = (self.properties.get("residual") == Some(&Property::Text("present".into())))
-            .then_some(ResidualPlace::Last);
-        let (ends, residual): (Vec<u64>, _) = match self.source.kernel.as_str() {
+        let ends = match self.source.kernel.as_str() {
             "gemm.dense_small" => {
                 // Ranges are as equal as whole slices allow.
                 let slice = self.schedule_number("block_k").filter(|&slice| slice > 0)?;
                 let slices = k.div_ceil(slice);
                 let end = |share: u64| ((share + 1) * slices / splits * slice).min(k);
-                ((0..splits).map(end).collect(), residual)
+                (0..splits).map(end).collect()
             }
             "prefill_gemm.dense" => {
                 // Every range has as many slices; those after the end of k are zeros.
                 let count = k.div_ceil(PREFILL_SLICE).div_ceil(splits);
                 let end = |share: u64| ((share + 1) * count * PREFILL_SLICE).min(k);
-                let place = if splits == 1 { ResidualPlace::First } else { ResidualPlace::Last };
-                ((0..splits).map(end).collect(), residual.map(|_| place))
+                (0..splits).map(end).collect()
             }
             _ => return None,
         };
-        Some(Reduction { ends, residual })
+        Some(Reduction { ends })
     }
 
     fn schedule_number(&self, name: &str) -> Option<u64> {
@@ -66,35 +53,32 @@ impl Manifest {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::artifact::{Registry, Target};
 
-    /// The ends of an artifact's ranges of k, and where its residual is added.
-    fn of(name: &str, k: u64) -> Option<(Vec<u64>, Option<ResidualPlace>)> {
+    /// The ends of an artifact's ranges of k.
+    fn of(name: &str, k: u64) -> Option<Vec<u64>> {
         let registry = Registry::embedded(Target::hopper()).unwrap();
         let artifact = registry.artifacts().find(|artifact| artifact.manifest().name == name).unwrap();
-        let reduction = artifact.manifest().reduction(&[("k".to_owned(), k)].into())?;
-        Some((reduction.ends, reduction.residual))
+        Some(artifact.manifest().reduction(&[("k".to_owned(), k)].into())?.ends)
     }
 
     #[test]
     fn ranges_are_whole_slices_and_cover_k() {
-        use ResidualPlace::{First, Last};
         let residual =
             |algorithm: &str, k| of(&format!("dense_small.bf16.f32.residual.{algorithm}"), k).unwrap();
         // 70 slices of 128: 17, 18, 17 and 18.
-        let uneven = (vec![2176, 4480, 6656, 8960], Some(Last));
+        let uneven = vec![2176, 4480, 6656, 8960];
         assert_eq!(residual("m8_64x128_s5_split4", 8960), uneven);
         assert_eq!(residual("m32_64x128_s3_split4", 8960), uneven);
         // 140 slices of 64: 35 each.
-        let even = (vec![2240, 4480, 6720, 8960], Some(Last));
+        let even = vec![2240, 4480, 6720, 8960];
         assert_eq!(residual("m64_64x64_s4_split4", 8960), even);
         let dense = |algorithm: &str, k| of(&format!("dense.bf16.f32.residual.{algorithm}"), k).unwrap();
         assert_eq!(dense("tile_128x192_split4", 8960), even);
-        assert_eq!(dense("tile_128x256", 8960), (vec![8960], Some(First)));
+        assert_eq!(dense("tile_128x256", 8960), vec![8960]);
         // 2 slices of 64, the last one of 8 elements, in 4 ranges of one slice: two are empty.
-        assert_eq!(dense("tile_128x128_split4", 72), (vec![64, 72, 72, 72], Some(Last)));
-        assert_eq!(of("dense_small.bf16.bf16.bias.m16_64x128_s5", 1536), Some((vec![1536], None)));
+        assert_eq!(dense("tile_128x128_split4", 72), vec![64, 72, 72, 72]);
+        assert_eq!(of("dense_small.bf16.bf16.bias.m16_64x128_s5", 1536), Some(vec![1536]));
         assert_eq!(of("streamed.bf16.f32.norm.s4", 1536), None);
         assert_eq!(of("rms_norm.bf16.up_to_2k", 1536), None);
     }

@@ -188,6 +188,15 @@ fn a_projection_reads_the_residual_stream_and_writes_heads() {
 }
 
 #[test]
+fn pairs_of_blocks_have_tiles_below_each_other() {
+    let pair = artifact("dense.bf16.f32.residual.pair_128x256");
+    let launch = |m| resolve(pair, &[("m", m), ("n", 1544), ("k", 8960)]).remove(0);
+    // 32 pairs of rows of tiles by 7 columns are more than the 66 pairs of blocks that stay; 2 by 7 are fewer.
+    assert_eq!((launch(8192).grid, launch(257).grid), ([132, 1, 1], [28, 1, 1]));
+    assert_eq!((launch(1).launch.block, launch(1).launch.cluster), ([384, 1, 1], Some([2, 1, 1])));
+}
+
+#[test]
 fn a_product_of_a_few_rows_leaves_the_next_norm_half_done() {
     let weighted = artifact("weighted.bf16.m8_64x128_s5_split8");
     let values = [("m", 9), ("n", 1536), ("k", 8960)];

@@ -3,8 +3,11 @@
 `output[m, n] = input[m, k] . weight[n, k]^T` in tiles. As many blocks as there are multiprocessors stay for the whole
 product and take every so many-th tile. In each, one warp loads slices of k into a ring of shared memory and never waits
 for results, so the next tile's operands arrive while this tile's results leave; one or two warpgroups of 64 rows or
-more multiply, with one slice in flight while the next begins. Where that makes too few tiles, k is cut into `splits`
-ranges whose sums a second kernel adds in their order.
+more multiply, with one slice in flight while the next begins. Blocks of a cluster have tiles below each other and load
+their weights once for all. Where that makes too few tiles, k is cut into `splits` ranges whose sums a second kernel
+adds in their order.
+
+A residual is added last; while the tile is multiplied, the loading warp calls it into the L2 cache.
 
 m, n and k are symbolic. Every element of `output` is summed over k in an order that does not depend on m.
 """
@@ -15,7 +18,7 @@ import tilelang.language as T
 
 from oxide_tile.definition import Condition, Definition, DefinitionError, Domain, Tensor
 from oxide_tile.expr import Binary, Expr, Name, Number
-from oxide_tile.families.common import F32, I32, TILE_DTYPES, overlap_predecessor, part, vector_lanes
+from oxide_tile.families.common import DTYPE_BYTES, F32, I32, TILE_DTYPES, overlap_predecessor, part, vector_lanes
 from oxide_tile.families.gemm import check_epilogue, definition, silu
 
 # Blocks that stay: of an H100 or H200 with SXM. Others run the same grid, in more waves or with idle multiprocessors.
@@ -28,6 +31,11 @@ PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, {1: 240, 2: 232}
 SLICE = 64
 # Slices of results on their way out.
 RESULT_BUFFERS = 2
+# Most columns of a residual whose loads are under way at once.
+ADDED_AT_ONCE = 192
+# Bytes that one prefetch calls into the L2 cache, and the header of CUTLASS that has it.
+LINE_BYTES = 128
+PREFETCH_HEADER = "#include <cute/arch/copy.hpp>\n"
 # Number of a named barrier; the compiler uses 3.
 ALL_CONSUMERS = 1
 FULL_ROW = T.GemmWarpPolicy.FullRow
@@ -43,10 +51,12 @@ def dense(
     consumers: int,
     panel: int,
     splits: int,
+    cluster: int = 1,
 ) -> Definition:
     """Tiles of block_m rows by block_n weight rows, of which a gate and its up projection share the tile.
 
-    `panel` tile rows are walked before the next tile column, for the L2 cache.
+    `panel` tile rows are walked before the next tile column, for the L2 cache. The blocks of a cluster take tiles of
+    one column below each other.
     """
     check_epilogue(epilogue)
     gated = epilogue == "swiglu"
@@ -60,9 +70,23 @@ def dense(
     consumer_threads = consumers * WARPGROUP
     threads = consumer_threads + WARPGROUP
     registers = columns * block_m // consumer_threads
-    seeded = epilogue == "residual" and splits == 1
+    adds = epilogue == "residual" and splits == 1
     through_shared = splits == 1 and output_dtype == dtype and columns % SLICE == 0
     products_of_step = 2 if gated else 1
+    # Columns of the residual that one prefetch calls, and how many such a tile has.
+    line = LINE_BYTES // DTYPE_BYTES[output_dtype]
+    lines = columns // line if adds else 0
+    at_once = columns // 2 if adds and columns > ADDED_AT_ONCE else columns
+    clusters = MULTIPROCESSORS // cluster
+    everywhere = (1 << cluster) - 1 if cluster > 1 else None
+
+    def cluster_of(block):
+        """Which cluster a block is of."""
+        return block if cluster == 1 else T.truncdiv(block, cluster)
+
+    def row_of(row, block):
+        """A block's row of tiles, of its cluster's row of them."""
+        return row if cluster == 1 else row * cluster + T.truncmod(block, cluster)
 
     @T.macro
     def load_weights(weight, weights, ups, full, stage, column, at):
@@ -70,21 +94,32 @@ def dense(
             weight[column * columns : (column + 1) * columns, at : at + BLOCK_K],
             weights[stage, 0:columns, 0:BLOCK_K],
             barrier=full[stage],
+            cluster_mask=everywhere,
         )
         if gated:
             T.tma_copy(
                 weight[n + column * columns : n + (column + 1) * columns, at : at + BLOCK_K],
                 ups[stage, 0:columns, 0:BLOCK_K],
                 barrier=full[stage],
+                cluster_mask=everywhere,
             )
 
     @T.macro
-    def produce(input, weight, inputs, weights, ups, full, free, block, rounds, rows, tiles, count):
+    def call_residual(residual, row, column, step):
+        """Call a line of each row of the tile's residual into the L2 cache."""
+        vector = column * vectors_of_tile + step * (line // lanes)
+        for i in T.unroll(block_m // WARP):
+            at = row * block_m + i * WARP + T.get_thread_binding() % WARP
+            if at < m and vector < vectors:
+                T.call_extern("handle", "cute::prefetch", T.access_ptr(residual[at, vector, 0], "r"))
+
+    @T.macro
+    def produce(input, weight, residual, inputs, weights, ups, full, free, block, rounds, rows, tiles, count):
         """Fill the ring, tile after tile; the first weights come before the predecessor has ended."""
         for round_ in T.serial(rounds):
-            place = T.alloc_var(I32, init=block + round_ * MULTIPROCESSORS)
-            share = T.alloc_var(I32, init=T.truncdiv(place, rows * tiles))
-            row, column = locate(T.truncmod(place, rows * tiles), rows, tiles, panel)
+            place = T.alloc_var(I32, init=cluster_of(block) + round_ * clusters)
+            share, cluster_row, column = locate(place, rows, tiles, panel // cluster, splits)
+            row = row_of(cluster_row, block)
             early = T.alloc_var(I32, init=T.if_then_else(round_ == 0, T.min(stages, count), 0))
             for step in T.serial(early):
                 load_weights(weight, weights, ups, full, step, column, (share * count + step) * BLOCK_K)
@@ -106,6 +141,8 @@ def dense(
                 T.sync_warp()
                 if T.get_thread_binding() == consumer_threads:
                     T.barrier_arrive(full[stage])
+                if adds and step < lines:
+                    call_residual(residual, row, column, step)
 
     @T.macro
     def multiply(inputs, weights, ups, sum_, up, stage, clear):
@@ -129,21 +166,32 @@ def dense(
             )
 
     @T.macro
-    def seed(sum_, residual, row, column):
-        """Begin the sums as the residual: its loads hide behind those of the first slices."""
-        for i, pair in T.Parallel(block_m, columns // 2):
+    def release(free, stage):
+        """Give a stage back to the producers; one thread speaks for the warpgroup, whose products end together."""
+        if T.get_thread_binding() % WARPGROUP == 0:
+            if cluster == 1:
+                T.barrier_arrive(free[stage])
+            else:
+                for peer in T.unroll(cluster):
+                    T.mbarrier_arrive(free[stage], peer)
+
+    @T.macro
+    def add_residual(sum_, residual, row, column, first):
+        """To so many columns from `first` on as leave all addresses in registers."""
+        for i, pair in T.Parallel(block_m, at_once // 2):
+            at = column * vectors_of_tile + (first + pair * 2) // lanes
             for lane in T.vectorized(2):
-                sum_[i, pair * 2 + lane] = T.if_then_else(
-                    row * block_m + i < m and column * vectors_of_tile + pair * 2 // lanes < vectors,
-                    residual[row * block_m + i, column * vectors_of_tile + pair * 2 // lanes, pair * 2 % lanes + lane],
+                sum_[i, first + pair * 2 + lane] += T.if_then_else(
+                    row * block_m + i < m and at < vectors,
+                    T.cast(residual[row * block_m + i, at, pair * 2 % lanes + lane], F32),
                     0.0,
                 )
 
     @T.macro
     def add_bias(sum_, bias, column):
         for i, j in T.Parallel(block_m, columns):
-            if column * vectors_of_tile + j // lanes < vectors:
-                sum_[i, j] += T.cast(bias[column * vectors_of_tile + j // lanes, j % lanes], F32)
+            # Columns after the end of a row are not stored, whatever is added to them.
+            sum_[i, j] += T.cast(bias[T.min(column * vectors_of_tile + j // lanes, vectors - 1), j % lanes], F32)
 
     @T.macro
     def store_shared(sum_, results, output, row, column, before):
@@ -165,13 +213,12 @@ def dense(
                 )
 
     @T.macro
-    def store(sum_, output, row, column):
-        for i, pair in T.Parallel(block_m, columns // 2):
-            if row * block_m + i < m and column * vectors_of_tile + pair * 2 // lanes < vectors:
+    def store(sum_, output, row, column, first):
+        for i, pair in T.Parallel(block_m, at_once // 2):
+            at = column * vectors_of_tile + (first + pair * 2) // lanes
+            if row * block_m + i < m and at < vectors:
                 for lane in T.vectorized(2):
-                    output[row * block_m + i, column * vectors_of_tile + pair * 2 // lanes, pair * 2 % lanes + lane] = (
-                        sum_[i, pair * 2 + lane]
-                    )
+                    output[row * block_m + i, at, pair * 2 % lanes + lane] = sum_[i, first + pair * 2 + lane]
 
     @T.macro
     def store_share(sum_, partial, share, row, column):
@@ -189,35 +236,37 @@ def dense(
         weights = T.alloc_shared((stages, columns, BLOCK_K), tile)
         ups = T.alloc_shared((stages, columns, BLOCK_K), tile) if gated else weights
         results = T.alloc_shared((RESULT_BUFFERS, block_m, SLICE), tile) if through_shared else inputs
-        full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([consumers] * stages)
+        full = T.alloc_barrier([1] * stages)
+        if cluster == 1:
+            free = T.alloc_barrier([consumers] * stages)
+        else:
+            free = T.alloc_cluster_barrier([consumers * cluster] * stages)
         sum_ = T.alloc_fragment((block_m, columns), F32)
         up = T.alloc_fragment((block_m, columns), F32) if gated else sum_
         thread = T.get_thread_binding()
         T.pdl_trigger()
         # Variables, because the compiler writes other expressions out at every use.
-        rows = T.alloc_var(I32, init=T.ceildiv(m, block_m))
+        rows = T.alloc_var(I32, init=T.ceildiv(m, block_m * cluster))
         tiles = T.alloc_var(I32, init=T.ceildiv(n, columns))
         # A share's slices after the end of k are zeros.
         count = T.alloc_var(I32, init=T.ceildiv(T.ceildiv(k, BLOCK_K), splits))
-        rounds = T.alloc_var(I32, init=T.ceildiv(rows * tiles * splits - block, MULTIPROCESSORS))
+        rounds = T.alloc_var(I32, init=T.ceildiv(rows * tiles * splits - cluster_of(block), clusters))
         if thread >= consumer_threads:
             T.set_max_nreg(PRODUCER_REGISTERS, 0)
             if thread < consumer_threads + WARP:
-                produce(input, weight, inputs, weights, ups, full, free, block, rounds, rows, tiles, count)
+                produce(input, weight, residual, inputs, weights, ups, full, free, block, rounds, rows, tiles, count)
         else:
             T.set_max_nreg(CONSUMER_REGISTERS[consumers], 1)
             # Results follow from inputs, which are loaded after the wait; only what consumers read needs their own.
-            if seeded:
+            if adds:
                 T.pdl_sync()
             for round_ in T.serial(rounds):
-                place = T.alloc_var(I32, init=block + round_ * MULTIPROCESSORS)
-                share = T.alloc_var(I32, init=T.truncdiv(place, rows * tiles))
-                row, column = locate(T.truncmod(place, rows * tiles), rows, tiles, panel)
+                place = T.alloc_var(I32, init=cluster_of(block) + round_ * clusters)
+                share, cluster_row, column = locate(place, rows, tiles, panel // cluster, splits)
+                row = row_of(cluster_row, block)
                 start = T.alloc_var(I32, init=round_ * count)
-                if seeded:
-                    seed(sum_, residual, row, column)
                 T.barrier_wait(full[start % stages], start // stages % 2)
-                multiply(inputs, weights, ups, sum_, up, start % stages, not seeded)
+                multiply(inputs, weights, ups, sum_, up, start % stages, True)
                 for step in T.serial(count - 1):
                     before = T.alloc_var(I32, init=start + step)
                     T.barrier_wait(full[(before + 1) % stages], (before + 1) // stages % 2)
@@ -234,16 +283,27 @@ def dense(
                         sum_[i, j] = silu(sum_[i, j]) * up[i, j]
                 if epilogue == "bias" and splits == 1:
                     add_bias(sum_, bias, column)
+                if adds:
+                    for half in T.unroll(columns // at_once):
+                        add_residual(sum_, residual, row, column, half * at_once)
+                        store(sum_, output, row, column, half * at_once)
+                        # The compiler brings no load of the next half before this.
+                        T.sync_warp()
                 if splits > 1:
                     store_share(sum_, partial, share, row, column)
                 elif through_shared:
                     store_shared(sum_, results, output, row, column, round_ * (columns // SLICE))
-                else:
-                    store(sum_, output, row, column)
+                elif not adds:
+                    store(sum_, output, row, column, 0)
             if through_shared:
                 T.tma_store_wait(0)
+        if cluster > 1:
+            # A block's memory stays until its peers have sent nothing more into it.
+            T.sync_warp()
+            T.cluster_sync()
 
-    grid = T.min(T.ceildiv(m, block_m) * T.ceildiv(n, columns) * splits, MULTIPROCESSORS)
+    grid = T.min(T.ceildiv(m, block_m * cluster) * T.ceildiv(n, columns) * splits, clusters)
+    prelude = PREFETCH_HEADER if adds else None
     if splits == 1:
 
         @T.prim_func
@@ -254,7 +314,7 @@ def dense(
             residual: T.Tensor((m, vectors, lanes), out_tile),
             output: T.Tensor((m, n) if through_shared else (m, vectors, lanes), out_tile),
         ):
-            with T.Kernel(grid, threads=threads) as block:
+            with T.Kernel(grid * cluster, threads=threads, cluster_dims=cluster, prelude=prelude) as block:
                 tiles_of_block(input, weight, bias, residual, output, output, block)
 
     else:
@@ -311,18 +371,13 @@ def ceil_div(dimension: str, size: int) -> Expr:
 
 
 @T.macro
-def locate(place, rows, tiles, panel):
-    """The tile at a place of the walk: down the rows of a panel, then to its next column, then to the next panel."""
-    first_row = T.alloc_var(I32, init=T.truncdiv(place, panel * tiles) * panel)
+def locate(place, rows, tiles, panel, splits):
+    """The share of k, row and column at a place of the walk: down a panel's rows, its next column, the next panel."""
+    share = T.alloc_var(I32, init=T.truncdiv(place, rows * tiles) if splits > 1 else 0)
+    within = T.alloc_var(I32, init=place - share * (rows * tiles))
+    first_row = T.alloc_var(I32, init=T.truncdiv(within, panel * tiles) * panel)
     height = T.alloc_var(I32, init=T.min(panel, rows - first_row))
-    inside = T.alloc_var(I32, init=T.truncmod(place, panel * tiles))
-    row = T.alloc_var(I32, init=first_row + T.truncmod(inside, height))
+    inside = T.alloc_var(I32, init=within - first_row * tiles)
     column = T.alloc_var(I32, init=T.truncdiv(inside, height))
-    return row, column
-
-
-@T.macro
-def release(free, stage):
-    """Give a stage back to the producer; one thread speaks for the warpgroup, whose products end together."""
-    if T.get_thread_binding() % WARPGROUP == 0:
-        T.barrier_arrive(free[stage])
+    row = T.alloc_var(I32, init=first_row + inside - column * height)
+    return share, row, column
