@@ -3,7 +3,8 @@
 use super::manifest::{Architecture, MAX_CUBIN_SIZE};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::io;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
@@ -31,20 +32,24 @@ pub enum BundleError {
         /// Why.
         source: io::Error,
     },
+    /// It has the name of an artifact's file and is a folder, a device, a pipe or a socket.
+    #[error("{path} is not a regular file")]
+    NotAFile {
+        /// What is there.
+        path: PathBuf,
+    },
     /// A file is larger than any artifact's.
-    #[error("{path} has {size} bytes, more than the {MAX_CUBIN_SIZE} that an artifact may have")]
+    #[error("{path} has more than the {MAX_CUBIN_SIZE} bytes that an artifact may have")]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// Its size in bytes.
-        size: u64,
     },
 }
 
 impl Bundle {
     /// The artifacts of [`oxide_infer::Provider::OxideTile`] that this binary carries for an architecture.
     pub fn embedded(architecture: Architecture) -> Self {
-        Self::of_folder(architecture.name())
+        Self::of_folder(&architecture.to_string())
     }
 
     /// The artifacts of [`oxide_infer::Provider::OxideNative`] that this binary carries for an architecture. They have a folder
@@ -60,22 +65,14 @@ impl Bundle {
 
     /// The artifacts in a directory: every `.json` and `.cubin.zst` file.
     pub fn from_directory(directory: &Path) -> Result<Self, BundleError> {
-        let io = |path: &Path| {
-            let path = path.to_owned();
-            move |source| BundleError::Io { path, source }
-        };
         let mut files = BTreeMap::new();
-        for entry in std::fs::read_dir(directory).map_err(io(directory))? {
-            let path = entry.map_err(io(directory))?.path();
+        for entry in std::fs::read_dir(directory).map_err(io_error(directory))? {
+            let path = entry.map_err(io_error(directory))?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
             if !(name.ends_with(".json") || name.ends_with(".cubin.zst")) {
                 continue;
             }
-            let size = std::fs::metadata(&path).map_err(io(&path))?.len();
-            if size > MAX_CUBIN_SIZE as u64 {
-                return Err(BundleError::TooLarge { path, size });
-            }
-            files.insert(name.to_owned(), Cow::Owned(std::fs::read(&path).map_err(io(&path))?));
+            files.insert(name.to_owned(), Cow::Owned(read_file(&path)?));
         }
         Ok(Self { files })
     }
@@ -94,5 +91,61 @@ impl Bundle {
 impl FromIterator<(String, Cow<'static, [u8]>)> for Bundle {
     fn from_iter<I: IntoIterator<Item = (String, Cow<'static, [u8]>)>>(files: I) -> Self {
         Self { files: files.into_iter().collect() }
+    }
+}
+
+fn read_file(path: &Path) -> Result<Vec<u8>, BundleError> {
+    // Before it is opened: opening a pipe waits for a writer.
+    if !std::fs::metadata(path).map_err(io_error(path))?.is_file() {
+        return Err(BundleError::NotAFile { path: path.to_owned() });
+    }
+    let mut data = Vec::new();
+    let file = File::open(path).map_err(io_error(path))?;
+    // Of one that grows, no more than what shows that it is too large.
+    file.take(MAX_CUBIN_SIZE as u64 + 1).read_to_end(&mut data).map_err(io_error(path))?;
+    if data.len() > MAX_CUBIN_SIZE {
+        return Err(BundleError::TooLarge { path: path.to_owned() });
+    }
+    Ok(data)
+}
+
+fn io_error(path: &Path) -> impl FnOnce(io::Error) -> BundleError {
+    let path = path.to_owned();
+    move |source| BundleError::Io { path, source }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn only_regular_files_of_an_artifacts_size_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        let refused = || {
+            let error = Bundle::from_directory(dir.path()).unwrap_err();
+            std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir(&path)).unwrap();
+            error
+        };
+        let not_a_file =
+            |error: BundleError| matches!(error, BundleError::NotAFile { path: found } if found == path);
+        symlink("/dev/zero", &path).unwrap();
+        assert!(not_a_file(refused()));
+        let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+        assert!(made.success() && not_a_file(refused()));
+        std::fs::create_dir(&path).unwrap();
+        assert!(not_a_file(refused()));
+        let _socket = UnixListener::bind(&path).unwrap();
+        assert!(not_a_file(refused()));
+        // A hole of the file system, which takes no space.
+        File::create(&path).unwrap().set_len(MAX_CUBIN_SIZE as u64 + 1).unwrap();
+        assert!(matches!(refused(), BundleError::TooLarge { path: found } if found == path));
+        symlink(dir.path().join("nowhere"), &path).unwrap();
+        assert!(matches!(refused(), BundleError::Io { path: found, .. } if found == path));
+        // Files of other names are nobody's.
+        symlink("/dev/zero", dir.path().join("notes.txt")).unwrap();
+        assert_eq!(Bundle::from_directory(dir.path()).unwrap(), Bundle::default());
     }
 }
