@@ -49,7 +49,7 @@ fn list(registry: &Registry, out: &mut String) -> anyhow::Result<()> {
                 manifest.name.clone(),
                 format!("{} v{}", manifest.contract, manifest.contract_version),
                 manifest.algorithm.clone(),
-                manifest.architecture.name().to_owned(),
+                manifest.architecture.to_string(),
                 ByteSize(artifact.cubin().len() as u64).to_string(),
             ]
         })
@@ -85,7 +85,7 @@ pub(crate) fn summary(compute_capability: (u32, u32), cuda_version: (u32, u32)) 
     };
     let target = Target { architecture, driver: cuda_version.0 * 1000 + cuda_version.1 * 10 };
     match Registry::embedded(target) {
-        Ok(registry) => format!("{} for {}", registry.artifacts().count(), architecture.name()),
+        Ok(registry) => format!("{} for {}", registry.artifacts().count(), architecture),
         Err(error) => format!("not usable: {error}"),
     }
 }

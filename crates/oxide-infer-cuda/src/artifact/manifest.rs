@@ -2,10 +2,12 @@
 //!
 //! A [`Manifest`] is only made by [`Manifest::parse`], so whoever holds one may rely on every name in it being defined.
 
+mod architecture;
 mod check;
 mod fields;
 
-pub use fields::{Access, Architecture, Determinism, Domain, Element, Lowering, Property, Role, Sha256Hex};
+pub use architecture::Architecture;
+pub use fields::{Access, Determinism, Domain, Element, Lowering, Property, Role, Sha256Hex};
 
 use super::expr::{Dimensions, Expr};
 use check::CheckError;

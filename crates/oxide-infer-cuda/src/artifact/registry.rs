@@ -4,10 +4,11 @@ use super::bundle::{Bundle, BundleError, INDEX};
 use super::elf::{self, ElfError};
 use super::expr::Expr;
 use super::index::{Index, IndexError, Rule};
-use super::manifest::{Architecture, Manifest, ManifestError, Sha256Hex};
+use super::manifest::{Architecture, MAX_CUBIN_SIZE, Manifest, ManifestError, Sha256Hex};
 use oxide_infer::Provider;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
@@ -24,13 +25,13 @@ pub struct Target {
 impl Target {
     /// A Hopper GPU with the oldest driver that the artifacts of this version support, to inspect them with no device.
     pub const fn hopper() -> Self {
-        Self { architecture: Architecture::Sm90a, driver: 12_000 }
+        Self { architecture: Architecture::SM_90A, driver: 12_000 }
     }
 
     /// A device by its compute capability, with the driver's version; `None` if no artifacts are made for it.
     pub const fn of(compute_capability: (u32, u32), driver: u32) -> Option<Self> {
         match compute_capability {
-            (9, 0) => Some(Self { architecture: Architecture::Sm90a, driver }),
+            (9, 0) => Some(Self { architecture: Architecture::SM_90A, driver }),
             _ => None,
         }
     }
@@ -174,12 +175,10 @@ pub enum ArtifactError {
         found: u32,
     },
     /// The cubin does not decompress.
-    #[error("{file} is not valid zstd, or larger than the {size} bytes that the manifest says: {reason}")]
+    #[error("{file} is not valid zstd: {reason}")]
     Compression {
         /// The file.
         file: String,
-        /// The manifest's size.
-        size: usize,
         /// What the decompressor says.
         reason: String,
     },
@@ -188,7 +187,7 @@ pub enum ArtifactError {
     Size {
         /// The manifest's.
         expected: usize,
-        /// The file's.
+        /// The file's, counted up to one more than [`MAX_CUBIN_SIZE`].
         found: usize,
     },
     /// The cubin has another hash.
@@ -366,14 +365,14 @@ fn verify_artifact(
 }
 
 fn decompress(manifest: &Manifest, compressed: &[u8]) -> Result<Vec<u8>, ArtifactError> {
-    let (file, size) = (manifest.cubin.file.clone(), manifest.cubin.size);
-    let cubin = zstd::bulk::decompress(compressed, size).map_err(|error| ArtifactError::Compression {
-        file,
-        size,
+    let expected = manifest.cubin.size;
+    let mut cubin = Vec::with_capacity(expected);
+    let found = read_zstd(compressed, expected, &mut cubin).map_err(|error| ArtifactError::Compression {
+        file: manifest.cubin.file.clone(),
         reason: error.to_string(),
     })?;
-    if cubin.len() != size {
-        return Err(ArtifactError::Size { expected: size, found: cubin.len() });
+    if found != expected {
+        return Err(ArtifactError::Size { expected, found });
     }
     let found = sha256(&cubin);
     if found != manifest.cubin.sha256 {
@@ -382,15 +381,24 @@ fn decompress(manifest: &Manifest, compressed: &[u8]) -> Result<Vec<u8>, Artifac
     Ok(cubin)
 }
 
+/// Decompress no more than `kept` bytes to `out`; returns how many there are, of which it counts [`MAX_CUBIN_SIZE`] and one.
+fn read_zstd(compressed: &[u8], kept: usize, out: &mut Vec<u8>) -> io::Result<usize> {
+    let mut decoder = zstd::Decoder::with_buffer(compressed)?.take(MAX_CUBIN_SIZE as u64 + 1);
+    decoder.by_ref().take(kept as u64).read_to_end(out)?;
+    let more = io::copy(&mut decoder, &mut io::sink())?;
+    // At most `MAX_CUBIN_SIZE + 1`.
+    Ok(out.len() + more as usize)
+}
+
 fn verify_kernels(manifest: &Manifest, cubin: &[u8]) -> Result<(), ArtifactError> {
-    let mut kernels = elf::kernel_parameters(cubin)?;
+    let kernels = elf::kernel_parameters(cubin)?;
     for launch in &manifest.launches {
         let symbol = launch.symbol.clone();
         let expected: Vec<u32> = launch.parameters.iter().map(|parameter| parameter.size()).collect();
-        match kernels.remove(&symbol) {
+        match kernels.get(&symbol) {
             None => return Err(ArtifactError::Symbol { symbol }),
-            Some(found) if found != expected => {
-                return Err(ArtifactError::Parameters { symbol, expected, found });
+            Some(found) if *found != expected => {
+                return Err(ArtifactError::Parameters { symbol, expected, found: found.clone() });
             }
             Some(_) => {}
         }

@@ -18,7 +18,7 @@ pub(crate) struct Files(BTreeMap<String, Vec<u8>>);
 impl Files {
     /// The two artifacts as they are embedded, without selection rules.
     pub(crate) fn new() -> Self {
-        let embedded = Bundle::embedded(Architecture::Sm90a);
+        let embedded = Bundle::embedded(Architecture::SM_90A);
         let names = [SPOILT, WHOLE].map(|name| [format!("{name}.json"), format!("{name}.cubin.zst")]);
         let files =
             names.as_flattened().iter().map(|name| (name.clone(), embedded.file(name).unwrap().to_vec()));

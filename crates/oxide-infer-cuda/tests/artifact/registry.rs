@@ -50,7 +50,7 @@ fn the_index_is_needed_and_strict() {
     for edit in [
         |index: &mut Value| index["schema"] = json!(1),
         |index: &mut Value| index["speed"] = json!(1),
-        |index: &mut Value| index["architecture"] = json!("sm_100a"),
+        |index: &mut Value| index["architecture"] = json!("hopper"),
         |index: &mut Value| index["source"]["sha256"] = json!("ab"),
         |index: &mut Value| index["selection"] = json!([{"contract": "a", "properties": {}, "when": {}}]),
         |index: &mut Value| index["selection"] = json!([{"algorithm": "b"}]),
@@ -95,7 +95,15 @@ fn identity_architecture_and_driver_must_fit() {
     let driver = Files::new().edit_manifest(|m| m["minimum_driver"] = json!(13_000));
     assert!(matches!(artifact_error(driver), ArtifactError::Driver { required: 13_000, found: 12_000 }));
     let architecture = Files::new().edit_manifest(|m| m["architecture"] = json!("sm_80"));
-    assert!(matches!(artifact_error(architecture), ArtifactError::Manifest(ManifestError::Json(_))));
+    let error = artifact_error(architecture);
+    assert_eq!(error.to_string(), "made for sm_80, the device is sm_90a");
+    assert!(matches!(error, ArtifactError::Architecture { expected: Architecture::SM_90A, .. }));
+    let nameless = Files::new().edit_manifest(|m| m["architecture"] = json!("hopper"));
+    assert!(matches!(artifact_error(nameless), ArtifactError::Manifest(ManifestError::Json(_))));
+    let index = Files::new().edit_json("index.json", |index| index["architecture"] = json!("sm_100a"));
+    let error = index.verify().unwrap_err();
+    assert_eq!(error.to_string(), "the artifacts are for sm_100a, the device is sm_90a");
+    assert!(matches!(error, RegistryError::Architecture { .. }));
 }
 
 #[test]
@@ -109,7 +117,7 @@ fn artifacts_of_one_provider_are_not_taken_for_those_of_another() {
     let folder = |name: &str| format!("{}/artifacts/{name}", env!("CARGO_MANIFEST_DIR"));
     let wrong = [
         Registry::from_directory(folder("sm_90a_native").as_ref(), Target::hopper()),
-        Registry::verify_native(&Bundle::embedded(Architecture::Sm90a), Target::hopper()),
+        Registry::verify_native(&Bundle::embedded(Architecture::SM_90A), Target::hopper()),
     ];
     for registry in wrong {
         let error = registry.unwrap_err();
@@ -126,9 +134,18 @@ fn machine_code_must_have_the_stated_size_hash_and_form() {
     let garbled = Files::new().edit_bytes(&name, |data| data.truncate(40));
     assert!(matches!(artifact_error(garbled), ArtifactError::Compression { .. }));
     let smaller = Files::new().edit_manifest(|m| m["cubin"]["size"] = json!(17));
-    assert!(matches!(artifact_error(smaller), ArtifactError::Compression { size: 17, .. }));
+    let whole = Files::new().verify().unwrap().artifact(SPOILT).unwrap().cubin().len();
+    assert!(matches!(artifact_error(smaller), ArtifactError::Size { expected: 17, found } if found == whole));
     let larger = Files::new().edit_manifest(|m| m["cubin"]["size"] = json!(1 << 20));
-    assert!(matches!(artifact_error(larger), ArtifactError::Size { expected: 1_048_576, .. }));
+    assert!(
+        matches!(artifact_error(larger), ArtifactError::Size { expected: 1_048_576, found } if found == whole)
+    );
+    // 80 MiB of zeros in a few KiB: counted no further than a cubin may be large.
+    let bomb = zstd::encode_all(vec![0u8; 80 << 20].as_slice(), 1).unwrap();
+    let bomb = Files::new().edit_bytes(&name, |data| *data = bomb);
+    assert!(matches!(artifact_error(bomb), ArtifactError::Size { found: 67_108_865, .. }));
+    let trailing = Files::new().edit_bytes(&name, |data| data.extend(b"more"));
+    assert!(matches!(artifact_error(trailing), ArtifactError::Compression { .. }));
     let hash = "0".repeat(64);
     let hashed = Files::new().edit_manifest(|m| m["cubin"]["sha256"] = json!(hash));
     assert!(matches!(artifact_error(hashed), ArtifactError::Hash { .. }));
@@ -149,8 +166,29 @@ fn kernels_and_their_parameters_must_be_in_the_machine_code() {
 
 #[test]
 fn contradictions_in_a_manifest_are_told_apart() {
-    assert!(matches!(check_error(|m| m["name"] = json!("../up")), Check::Name { what: "artifact", .. }));
-    assert!(matches!(check_error(|m| m["contract"] = json!("Gemm")), Check::Name { what: "contract", .. }));
+    assert!(
+        matches!(check_error(|m| m["name"] = json!("../up")), Check::ArtifactName(name) if name == "../up")
+    );
+    let digit = Files::new().edit_manifest(|m| {
+        m["name"] = json!("a.64");
+        m["cubin"]["file"] = json!("a.64.cubin.zst");
+    });
+    assert!(matches!(artifact_error(digit), ArtifactError::Name { found } if found == "a.64"));
+    let contract = |name: &str| check_error(|m| m["contract"] = json!(name));
+    for name in ["Gemm", "gemm.64", "gemm.", ""] {
+        assert!(matches!(contract(name), Check::DottedName { what: "contract", .. }), "{name}");
+    }
+    assert!(matches!(
+        check_error(|m| m["algorithm"] = json!("2_stages")),
+        Check::Name { what: "algorithm", name } if name == "2_stages"
+    ));
+    assert!(matches!(
+        check_error(|m| m["launches"][0]["symbol"] = json!("a-b")),
+        Check::SymbolName(name) if name == "a-b"
+    ));
+    let twice = check_error(|m| m["launches"][1]["symbol"] = m["launches"][0]["symbol"].clone());
+    assert!(matches!(&twice, Check::RepeatedSymbol(_)));
+    assert!(twice.to_string().contains("is launched twice"), "{twice}");
     assert!(matches!(check_error(|m| m["contract_version"] = json!(0)), Check::ContractVersion));
     assert!(matches!(check_error(|m| m["cubin"]["file"] = json!("/etc/passwd")), Check::CubinFile { .. }));
     assert!(matches!(check_error(|m| m["cubin"]["size"] = json!(0)), Check::CubinSize { size: 0 }));

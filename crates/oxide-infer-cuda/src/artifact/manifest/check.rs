@@ -20,6 +20,14 @@ const MAX_RANK: usize = 5;
 pub enum CheckError {
     #[error("{what} {name:?} must be lowercase letters, digits and `_`, starting with a letter")]
     Name { what: &'static str, name: String },
+    #[error(
+        "{what} {name:?} must be parts joined by `.`, each lowercase letters, digits and `_`, starting with a letter"
+    )]
+    DottedName { what: &'static str, name: String },
+    #[error("artifact {0:?} must be parts joined by `.`, each one or more lowercase letters, digits and `_`")]
+    ArtifactName(String),
+    #[error("symbol {0:?} must be one or more letters, digits and `_`")]
+    SymbolName(String),
     #[error("cubin file {file:?} must be {expected:?}")]
     CubinFile { file: String, expected: String },
     #[error("cubin of {size} bytes, must be 1 to {MAX_CUBIN_SIZE}")]
@@ -50,6 +58,8 @@ pub enum CheckError {
     ScalarElement { place: String, element: Element },
     #[error("there is no launch")]
     NoLaunch,
+    #[error("kernel {0} is launched twice; each launch must have a kernel of its own")]
+    RepeatedSymbol(String),
     #[error("{symbol}: block {block:?} must have 1 to {MAX_THREADS} threads")]
     Block { symbol: String, block: [u32; 3] },
     #[error("{symbol}: cluster {cluster:?} must have 1 to {MAX_CLUSTER} blocks")]
@@ -86,7 +96,14 @@ pub(super) fn check(manifest: &Manifest) -> Result<(), CheckError> {
     if manifest.launches.is_empty() {
         return Err(CheckError::NoLaunch);
     }
-    manifest.launches.iter().try_for_each(|launch| check_launch(manifest, launch))
+    let mut seen = BTreeSet::new();
+    for launch in &manifest.launches {
+        if !seen.insert(&launch.symbol) {
+            return Err(CheckError::RepeatedSymbol(launch.symbol.clone()));
+        }
+        check_launch(manifest, launch)?;
+    }
+    Ok(())
 }
 
 fn check_domain(what: &str, domain: &Domain) -> Result<(), CheckError> {
@@ -99,17 +116,16 @@ fn check_domain(what: &str, domain: &Domain) -> Result<(), CheckError> {
 }
 
 fn check_names(manifest: &Manifest) -> Result<(), CheckError> {
-    let dotted = |what, name: &str| name.split('.').try_for_each(|part| check_name(what, part));
     // An artifact's name may have parts that start with a digit, never an empty or `..` one: it names a file.
-    let is_part = |part: &str| {
-        !part.is_empty() && part.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
-    };
-    if !manifest.name.split('.').all(is_part) {
-        return Err(CheckError::Name { what: "artifact", name: manifest.name.clone() });
+    if !manifest.name.split('.').all(is_word) {
+        return Err(CheckError::ArtifactName(manifest.name.clone()));
     }
-    dotted("contract", &manifest.contract)?;
+    for (what, name) in [("contract", &manifest.contract), ("kernel", &manifest.source.kernel)] {
+        if !name.split('.').all(is_name) {
+            return Err(CheckError::DottedName { what, name: name.clone() });
+        }
+    }
     check_name("algorithm", &manifest.algorithm)?;
-    dotted("kernel", &manifest.source.kernel)?;
     for (what, names) in [
         ("property", manifest.properties.keys().collect::<Vec<_>>()),
         ("dimension", manifest.dimensions.keys().collect()),
@@ -123,11 +139,15 @@ fn check_names(manifest: &Manifest) -> Result<(), CheckError> {
 }
 
 fn check_name(what: &'static str, name: &str) -> Result<(), CheckError> {
-    let starts_well = name.starts_with(|c: char| c.is_ascii_lowercase());
-    if !starts_well || !name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_') {
-        return Err(CheckError::Name { what, name: name.to_owned() });
-    }
-    Ok(())
+    if is_name(name) { Ok(()) } else { Err(CheckError::Name { what, name: name.to_owned() }) }
+}
+
+fn is_name(text: &str) -> bool {
+    is_word(text) && text.starts_with(|c: char| c.is_ascii_lowercase())
+}
+
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_')
 }
 
 fn check_cubin(manifest: &Manifest) -> Result<(), CheckError> {
@@ -177,7 +197,7 @@ fn check_launch(manifest: &Manifest, launch: &Launch) -> Result<(), CheckError> 
     let symbol = || launch.symbol.clone();
     let volume = |extents: [u32; 3]| extents.into_iter().map(u64::from).try_fold(1, u64::checked_mul);
     if launch.symbol.is_empty() || !launch.symbol.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-        return Err(CheckError::Name { what: "symbol", name: symbol() });
+        return Err(CheckError::SymbolName(symbol()));
     }
     launch.grid.iter().try_for_each(|extent| check_expr(manifest, &launch.symbol, extent))?;
     if !volume(launch.block).is_some_and(|threads| (1..=MAX_THREADS).contains(&threads)) {

@@ -99,40 +99,6 @@ impl fmt::Display for Lowering {
     }
 }
 
-/// An architecture that machine code is made for, for example `sm_90a`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
-pub enum Architecture {
-    /// Hopper with its architecture-specific instructions: compute capability 9.0 and no other.
-    #[serde(rename = "sm_90a")]
-    Sm90a,
-}
-
-impl Architecture {
-    /// The architecture whose code a device of this compute capability runs, if any is made for it.
-    pub const fn of_device(major: u32, minor: u32) -> Option<Self> {
-        match (major, minor) {
-            (9, 0) => Some(Self::Sm90a),
-            _ => None,
-        }
-    }
-
-    /// Every architecture that artifacts are made for.
-    pub const ALL: &'static [Self] = &[Self::Sm90a];
-
-    /// The name in manifests and of the artifact folder.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Sm90a => "sm_90a",
-        }
-    }
-}
-
-impl fmt::Display for Architecture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 /// An element type of operands and parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
