@@ -99,6 +99,39 @@ fn split_products_and_decodes_take_two_launches_and_workspace() {
 }
 
 #[test]
+fn products_of_long_k_and_few_tiles_cut_k_with_a_residual_and_without() {
+    let plan = |output, residual, m, n, k| {
+        let weight = WeightFormat::Dense(DType::BF16);
+        let config = dense::Config { input: DType::BF16, weight, output, n, k, bias: None, residual };
+        select(&dense::Spec::new(config).unwrap(), &[("m", m)], &[])
+    };
+    let plain = |m, n, k| plan(DType::BF16, Presence::Absent, m, n, k);
+    let added = |m, n, k| plan(DType::F32, Presence::Present, m, n, k);
+    // Down of Qwen2.5-1.5B: 12 columns of tiles for 132 multiprocessors. Of Llama-3.1-8B: 32.
+    for (product, algorithm) in [
+        (plain(64, 1536, 8960), "tile_64x128_split4"),
+        (plain(128, 1536, 8960), "tile_64x128_split4"),
+        (plain(256, 1536, 8960), "tile_128x128_split4"),
+        (plain(128, 4096, 14_336), "tile_128x128_split4"),
+        (plain(256, 4096, 14_336), "tile_128x128_split2"),
+        // One launch: a cluster adds up what its blocks have.
+        (added(128, 1536, 8960), "m128_64x64_s5_split4"),
+        (added(128, 3584, 18_944), "tile_128x128_split4"),
+        // Enough tiles, or too short a k.
+        (plain(256, 2048, 1536), "tile_64x128"),
+        (plain(8192, 1536, 8960), "tile_128x256"),
+    ] {
+        assert_eq!(product.manifest().algorithm, algorithm);
+    }
+    let product = plain(128, 1536, 8960);
+    let values = [("m", 128), ("n", 1536), ("k", 8960)];
+    let grids: Vec<_> = resolve(&product, &values).iter().map(|launch| launch.grid).collect();
+    // Two rows of 12 tiles in four shares; then 192 vectors of eight elements a row.
+    assert_eq!(grids, [[2 * 12 * 4, 1, 1], [2, 128, 1]]);
+    assert_eq!(bytes(&product, "partial", &values), 4 * 128 * 1536 * 4);
+}
+
+#[test]
 fn a_page_of_one_head_is_one_box() {
     let decode = artifact("paged_decode.bf16.128.split.rows16");
     let launches = resolve(decode, DECODE);
