@@ -1,11 +1,11 @@
 //! OpenAI's form of streams for chats and completions: chunks of one shape.
 
 use super::choice::Delta;
-use super::stream::{EventWriter, Frame};
+use super::stream::{EventWriter, Frame, WrittenFields};
 use super::{Generation, PromptRun};
 use crate::error::ApiError;
 use crate::protocol::params::UsageReports;
-use crate::protocol::response::{Head, PromptTokenLogprobs, Response, Usage};
+use crate::protocol::response::{Beginning, Head, PromptTokenLogprobs, Rest, Usage};
 use oxide_infer::TokenId;
 use serde::Serialize;
 use std::sync::Arc;
@@ -53,7 +53,7 @@ pub(super) fn answers(generation: &Generation) -> impl Iterator<Item = (usize, u
 #[derive(Debug)]
 pub(crate) struct ChunkWriter<F> {
     format: F,
-    head: Head,
+    beginning: WrittenFields,
     usage: UsageReports,
     /// Which answers have had their opening.
     opened: Vec<bool>,
@@ -61,8 +61,17 @@ pub(crate) struct ChunkWriter<F> {
 
 impl<F: Format> ChunkWriter<F> {
     /// Before the first chunk.
-    pub(crate) fn new(generation: &Generation, format: F, head: Head, usage: UsageReports) -> Self {
-        Self { format, head, usage, opened: vec![false; answers(generation).count()] }
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`] if what chunks begin with cannot be written as JSON.
+    pub(crate) fn new(
+        generation: &Generation,
+        format: F,
+        head: Head,
+        usage: UsageReports,
+    ) -> Result<Self, ApiError> {
+        let beginning = WrittenFields::of(&Beginning::new(head))?;
+        Ok(Self { format, beginning, usage, opened: vec![false; answers(generation).count()] })
     }
 
     /// `usage` of a chunk that is not the last: null says that the last will have it.
@@ -81,21 +90,10 @@ impl<F: Format> ChunkWriter<F> {
         usage: Option<Option<Usage>>,
         prompt_token_ids: Option<Arc<[TokenId]>>,
     ) -> Result<(), ApiError> {
-        match chunk {
-            Some(chunk) => frame.event(None, &self.response([chunk], usage, prompt_token_ids)),
-            None => Ok(()),
-        }
-    }
-
-    fn response<const N: usize>(
-        &self,
-        choices: [F::Chunk; N],
-        usage: Option<Option<Usage>>,
-        prompt_token_ids: Option<Arc<[TokenId]>>,
-    ) -> Response<[F::Chunk; N]> {
-        let mut response = Response::new(self.head.clone(), choices, usage);
-        response.prompt_token_ids = prompt_token_ids;
-        response
+        let Some(chunk) = chunk else { return Ok(()) };
+        let mut rest = Rest::new([chunk], usage);
+        rest.prompt_token_ids = prompt_token_ids;
+        frame.event_after(&self.beginning, &rest)
     }
 }
 
@@ -119,8 +117,8 @@ impl<F: Format> EventWriter for ChunkWriter<F> {
             self.write_chunk(frame, chunk, usage, None)?;
         }
         if generation.is_done() && self.usage != UsageReports::None {
-            let chunk = self.response([], Some(Some(generation.usage())), None);
-            frame.event(None, &chunk)?;
+            let none: [F::Chunk; 0] = [];
+            frame.event_after(&self.beginning, &Rest::new(none, Some(Some(generation.usage()))))?;
         }
         Ok(())
     }

@@ -63,11 +63,53 @@ impl Frame {
             self.0.put_u8(b'\n');
         }
         self.0.extend_from_slice(b"data: ");
-        serde_json::to_writer((&mut self.0).writer(), data)
-            .map_err(|error| ApiError::Internal(error.to_string()))?;
+        self.json(data)?;
         self.0.extend_from_slice(b"\n\n");
         Ok(())
     }
+
+    /// Adds an event whose data is one object: the fields that are written already, then those of `rest`, an object that
+    /// has some.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`] if it cannot be written as JSON.
+    pub(crate) fn event_after<T: Serialize>(
+        &mut self,
+        fields: &WrittenFields,
+        rest: &T,
+    ) -> Result<(), ApiError> {
+        self.0.extend_from_slice(b"data: ");
+        self.0.extend_from_slice(&fields.0);
+        let brace = self.0.len();
+        self.json(rest)?;
+        self.0[brace] = b',';
+        self.0.extend_from_slice(b"\n\n");
+        Ok(())
+    }
+
+    fn json<T: Serialize>(&mut self, data: &T) -> Result<(), ApiError> {
+        serde_json::to_writer((&mut self.0).writer(), data).map_err(unwritable)
+    }
+}
+
+/// The first fields of JSON objects, written once for all of them.
+#[derive(Debug)]
+pub(crate) struct WrittenFields(Vec<u8>);
+
+impl WrittenFields {
+    /// The fields of an object that has some.
+    ///
+    /// # Errors
+    /// [`ApiError::Internal`] if they cannot be written as JSON.
+    pub(crate) fn of<T: Serialize>(object: &T) -> Result<Self, ApiError> {
+        let mut json = serde_json::to_vec(object).map_err(unwritable)?;
+        json.pop(); // its closing brace
+        Ok(Self(json))
+    }
+}
+
+fn unwritable(error: serde_json::Error) -> ApiError {
+    ApiError::Internal(error.to_string())
 }
 
 /// Sends the answers piece by piece. Dropping the body (the client went away) cancels them.

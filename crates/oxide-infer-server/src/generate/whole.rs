@@ -2,7 +2,7 @@
 
 use super::Generation;
 use super::chunks::{Format, answers};
-use crate::protocol::response::{Head, Response};
+use crate::protocol::response::{Beginning, Head, Response, Rest};
 use axum::Json;
 use axum::response::IntoResponse;
 
@@ -17,8 +17,8 @@ pub(crate) fn respond_whole<F: Format>(
         let delta = generation.take_delta(prompt, choice);
         choices.push(format.choice(&generation, &generation.prompts()[prompt], index, delta));
     }
-    let mut response = Response::new(head, choices, Some(Some(generation.usage())));
-    response.prompt_token_ids = format.prompt_token_ids(&generation);
-    response.prompt_logprobs = format.prompt_logprobs(&generation);
-    Json(response).into_response()
+    let mut rest = Rest::new(choices, Some(Some(generation.usage())));
+    rest.prompt_token_ids = format.prompt_token_ids(&generation);
+    rest.prompt_logprobs = format.prompt_logprobs(&generation);
+    Json(Response { beginning: Beginning::new(head), rest }).into_response()
 }

@@ -87,13 +87,34 @@ pub(crate) struct Head {
 /// Changes when the same request may be answered differently.
 const FINGERPRINT: &str = concat!("oxide-infer-", env!("CARGO_PKG_VERSION"));
 
-/// A whole response, or one chunk of a stream.
+/// What every chunk of one stream, or a whole response, begins with.
+#[derive(Debug, Serialize)]
+pub(crate) struct Beginning {
+    #[serde(flatten)]
+    head: Head,
+    system_fingerprint: &'static str,
+}
+
+impl Beginning {
+    pub(crate) fn new(head: Head) -> Self {
+        Self { head, system_fingerprint: FINGERPRINT }
+    }
+}
+
+/// A whole response.
 #[derive(Debug, Serialize)]
 pub(crate) struct Response<L> {
-    /// Id, object, time and model.
+    /// What it begins with.
     #[serde(flatten)]
-    pub(crate) head: Head,
-    system_fingerprint: &'static str,
+    pub(crate) beginning: Beginning,
+    /// What follows.
+    #[serde(flatten)]
+    pub(crate) rest: Rest<L>,
+}
+
+/// What a response, or one chunk of a stream, has after its beginning.
+#[derive(Debug, Serialize)]
+pub(crate) struct Rest<L> {
     /// The answers, or pieces of them: a list.
     pub(crate) choices: L,
     /// What it took; in a stream whose client asked for it null until the end, else absent.
@@ -107,17 +128,10 @@ pub(crate) struct Response<L> {
     pub(crate) prompt_logprobs: Option<Vec<Option<PromptTokenLogprobs>>>,
 }
 
-impl<L> Response<L> {
-    /// A response with nothing but answers and usage.
-    pub(crate) fn new(head: Head, choices: L, usage: Option<Option<Usage>>) -> Self {
-        Self {
-            head,
-            system_fingerprint: FINGERPRINT,
-            choices,
-            usage,
-            prompt_token_ids: None,
-            prompt_logprobs: None,
-        }
+impl<L> Rest<L> {
+    /// Nothing but answers and usage.
+    pub(crate) fn new(choices: L, usage: Option<Option<Usage>>) -> Self {
+        Self { choices, usage, prompt_token_ids: None, prompt_logprobs: None }
     }
 }
 

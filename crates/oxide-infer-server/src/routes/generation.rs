@@ -129,7 +129,7 @@ async fn answer<F: Format>(
     match delivery {
         Delivery::Whole => Ok(respond_whole(generation.completed().await?, format, head)),
         Delivery::Stream(usage) => {
-            let writer = ChunkWriter::new(&generation, format, head, usage);
+            let writer = ChunkWriter::new(&generation, format, head, usage)?;
             respond_streaming(generation, writer, app.config().limits.keep_alive).await
         }
     }
