@@ -76,14 +76,30 @@ struct GatesOptions {
     cublas_lt: Option<PathBuf>,
 }
 
-fn main() -> Result<ExitCode> {
-    match Command::parse() {
-        Command::Gates(options) => run_gates(&options),
-        Command::Bench(options) => run_bench(&options),
-        Command::Natives(options) => natives::run(&options),
-        Command::Parity(options) => parity::run(&options).map(|()| ExitCode::SUCCESS),
-        Command::Export(options) => export::run(&options).map(|()| ExitCode::SUCCESS),
-        Command::Catalogue(options) => catalogue::run(&options).map(|()| ExitCode::SUCCESS),
+fn main() -> ExitCode {
+    // An error in one line: `main`'s own report would add a backtrace and repeat causes.
+    run(&Command::parse()).unwrap_or_else(|error| {
+        eprintln!("error: {}", message(&error));
+        ExitCode::FAILURE
+    })
+}
+
+/// An error and its causes, each once: many say their cause themselves.
+fn message(error: &anyhow::Error) -> String {
+    error.chain().skip(1).fold(error.to_string(), |message, cause| {
+        let cause = cause.to_string();
+        if message.contains(&cause) { message } else { format!("{message}: {cause}") }
+    })
+}
+
+fn run(command: &Command) -> Result<ExitCode> {
+    match command {
+        Command::Gates(options) => run_gates(options),
+        Command::Bench(options) => run_bench(options),
+        Command::Natives(options) => natives::run(options),
+        Command::Parity(options) => parity::run(options).map(|()| ExitCode::SUCCESS),
+        Command::Export(options) => export::run(options).map(|()| ExitCode::SUCCESS),
+        Command::Catalogue(options) => catalogue::run(options).map(|()| ExitCode::SUCCESS),
     }
 }
 
@@ -156,5 +172,19 @@ fn with_artifacts(name: &str) -> Result<Provider, String> {
     match Provider::find(name) {
         Some(provider @ (Provider::OxideTile | Provider::OxideNative)) => Ok(provider),
         _ => Err("only oxide_tile and oxide_native have artifacts".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use oxide_infer_engine::ModelSource;
+
+    #[test]
+    fn a_missing_model_is_one_line_that_says_its_cause_once() {
+        let missing = ModelSource::open(Path::new("/no/such/model")).unwrap_err();
+        let text = message(&anyhow::Error::from(missing).context("opening the model"));
+        assert!(text.starts_with("opening the model: /no/such/model cannot be read: "), "{text}");
+        assert_eq!((text.matches("No such file").count(), text.lines().count()), (1, 1), "{text}");
     }
 }
