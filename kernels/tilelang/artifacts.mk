@@ -20,10 +20,11 @@ artifacts-check:
 artifacts-reproduce: $(KERNELS_VENV)/build.stamp
 	$(KERNELS)/reproduce.sh
 
-## kernels-check: lint and test the artifact builder
+## kernels-check: lint the artifact builders, that of the kernels in Rust too, and test the first
 kernels-check: $(KERNELS_VENV)/build.stamp $(KERNELS_VENV)/dev.stamp
 	$(KERNELS_VENV)/bin/ruff check $(KERNELS)
-	$(KERNELS_VENV)/bin/ruff format --check $(KERNELS)
+	$(KERNELS_VENV)/bin/ruff check --config $(KERNELS)/pyproject.toml $(NATIVE)
+	$(KERNELS_VENV)/bin/ruff format --check --config $(KERNELS)/pyproject.toml $(KERNELS) $(NATIVE)
 	$(KERNELS_PYTHON) -m pytest -q $(KERNELS)/tests
 
 $(KERNELS_VENV)/bin/python:

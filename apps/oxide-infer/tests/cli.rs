@@ -161,24 +161,40 @@ fn the_doctor_reports_and_judges_a_model() {
 }
 
 #[test]
-fn artifacts_are_listed_verified_and_shown() {
+fn artifacts_of_every_provider_are_listed_verified_and_shown() {
     let home = tempfile::tempdir().unwrap();
-    let (code, stdout, stderr) = run(oxide_infer(home.path()).args(["artifacts", "list"]));
+    let (code, listed, stderr) = run(oxide_infer(home.path()).args(["artifacts", "list"]));
     assert_eq!(code, 0, "{stderr}");
-    assert!(stdout.starts_with("NAME"), "{stdout}");
-    let count = stdout.lines().count() - 1;
-    assert!(count > 0, "the binary carries no artifact");
-    let first = stdout.lines().nth(1).unwrap().split_whitespace().next().unwrap();
-    let (code, stdout, _) = run(oxide_infer(home.path()).args(["artifacts", "show", first]));
+    assert!(listed.starts_with("NAME"), "{listed}");
+    let lines: Vec<Vec<_>> = listed.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+    let (code, verified, _) = run(oxide_infer(home.path()).args(["artifacts", "verify"]));
     assert_eq!(code, 0);
-    let manifest: serde_json::Value = serde_json::from_str(&stdout).unwrap();
-    assert_eq!(manifest["name"], first);
-    let (code, stdout, _) = run(oxide_infer(home.path()).args(["artifacts", "verify"]));
-    assert_eq!(code, 0);
-    assert!(stdout.starts_with(&format!("{count} artifacts")), "{stdout}");
+    for provider in ["oxide_tile", "oxide_native"] {
+        let of = lines.iter().filter(|line| line[1] == provider);
+        let count = of.clone().count();
+        let first = of.clone().next().unwrap_or_else(|| panic!("the binary carries nothing of {provider}"))[0];
+        let (code, stdout, _) = run(oxide_infer(home.path()).args(["artifacts", "show", first]));
+        assert_eq!(code, 0);
+        let manifest: serde_json::Value = serde_json::from_str(&stdout).unwrap();
+        assert_eq!(manifest["name"], first);
+        assert!(verified.contains(&format!("{provider}: {count} artifacts")), "{verified}");
+    }
     let (code, _, stderr) = run(oxide_infer(home.path()).args(["artifacts", "show", "none"]));
     assert_eq!(code, 1);
     assert!(stderr.contains("no artifact \"none\""), "{stderr}");
+}
+
+#[test]
+fn a_folder_of_artifacts_may_be_of_either_provider() {
+    let home = tempfile::tempdir().unwrap();
+    let folders = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/oxide-infer-cuda/artifacts");
+    for (folder, provider) in [("sm_90a", "oxide_tile: "), ("sm_90a_native", "oxide_native: ")] {
+        let folder = folders.join(folder);
+        let mut command = oxide_infer(home.path());
+        let (code, stdout, stderr) = run(command.arg("artifacts").arg("--directory").arg(folder).arg("verify"));
+        assert_eq!(code, 0, "{stderr}");
+        assert!(stdout.starts_with(provider) && stdout.lines().count() == 1, "{stdout}");
+    }
 }
 
 #[test]
