@@ -68,6 +68,16 @@ def test_calls_are_compared_with_the_fastest_peer_and_both_turns_of_ours():
     row = entry("rms norm 1 x 1536", "rms_norm", 1.0, 1.0, eager={"a": [9.0, 8.0, 10.0], "b": [6.0, 6.0, 6.0]})
     found, failed = ratios.read(record(row, calls=[("rms norm 1 x 1536", 2.0)]))
     assert found[0].eager_ratio == 3.0 and not failed
+    # Records from before graphs of one call have none.
+    assert found[0].alone_ratio is None
+
+
+def test_calls_that_are_graphs_of_one_are_compared_with_the_same_calls_of_the_peer():
+    row = entry("rms norm 1 x 1536", "rms_norm", 1.0, 1.0, eager={"a": [6.0, 6.0, 6.0]})
+    of = record(row, calls=[("rms norm 1 x 1536", 2.0)])
+    of["ours_eager"][1]["times"][0]["graph_of_one_us"] = [1.5, 1.5]
+    found, _ = ratios.read(of)
+    assert (found[0].eager_ratio, found[0].alone_ratio) == (3.0, 4.0)
 
 
 def test_a_row_that_failed_is_listed_and_not_counted():

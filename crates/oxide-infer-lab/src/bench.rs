@@ -17,7 +17,7 @@ use operator::{Maker, Operator};
 use oxide_infer_cuda::artifact::Registry;
 use oxide_infer_cuda::provider::Cuda;
 use oxide_infer_cuda::provider::cublas_lt::Search;
-use oxide_infer_cuda::runtime::Context;
+use oxide_infer_cuda::runtime::{Context, Graph};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -28,8 +28,8 @@ const AGAINST_LIBRARY: f64 = 0.97;
 
 /// Time operators on a CUDA device through the runtime and write an evidence record
 ///
-/// Every row of a family is timed as a caller enqueues it (a scope for each call, and one for all), as a graph replays it, and as a
-/// graph replays it when nothing is in the cache. Exits 0 only if no row takes more than the device's memory allows.
+/// Every row of a family is timed as a caller enqueues it (a scope for each call, one for all, and a scope for each with a graph of
+/// the call alone), as a graph replays it, and as a graph replays it when nothing is in the cache. Exits 0 only if no row takes more than the device's memory allows.
 ///
 /// Example: oxide-infer-lab bench paged-decode rms-norm --revision "$(git rev-parse HEAD)" --record bench.json
 #[derive(Args, Debug)]
@@ -156,6 +156,9 @@ impl Bench {
             (0..SAMPLES).map(|_| clock.eager(first, calls, scopes)).collect()
         };
         let (eager, one_scope) = (samples(Scopes::OneEach)?, samples(Scopes::OneForAll)?);
+        let alone = Graph::capture(&clock.stream, |scope| first.enqueue(scope))?;
+        clock.eager_graph(&alone, calls)?;
+        let alone = (0..SAMPLES).map(|_| clock.eager_graph(&alone, calls)).collect::<Result<_>>()?;
         let replays = |sets: &[_], cache| -> Result<Option<Vec<f64>>> {
             if self.modes == Modes::Eager {
                 return Ok(None);
@@ -173,6 +176,7 @@ impl Bench {
             sets: operator.sets.len(),
             eager_us: eager,
             eager_one_scope_us: one_scope,
+            graph_of_one_us: Some(alone),
             warm_us: replays(&operator.sets[..1], Cache::Warm)?,
             flushed_us: replays(&operator.sets, Cache::Flushed)?,
         };

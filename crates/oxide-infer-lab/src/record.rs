@@ -73,6 +73,9 @@ pub(crate) struct Times {
     pub(crate) eager_us: Vec<f64>,
     /// The same in one scope.
     pub(crate) eager_one_scope_us: Vec<f64>,
+    /// A scope for each call, which is the replay of a graph of that call alone. Older records lack it.
+    #[serde(default)]
+    pub(crate) graph_of_one_us: Option<Vec<f64>>,
     /// Replays of a graph, over the same operands again and again.
     pub(crate) warm_us: Option<Vec<f64>>,
     /// Replays of a graph that takes turns at sets of operands, after the L2 cache was filled with something else.

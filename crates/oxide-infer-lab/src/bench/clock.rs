@@ -61,6 +61,20 @@ impl Clock {
 
     /// Microseconds of a call when a host makes several and then waits for them.
     pub(super) fn eager(&self, bound: &BoundPlan, calls: usize, scopes: Scopes) -> Result<f64> {
+        self.calls_of(calls, scopes, |scope| Ok(bound.enqueue(scope)?))
+    }
+
+    /// As [`Clock::eager`], of what a graph of one call enqueues.
+    pub(super) fn eager_graph(&self, graph: &Graph, calls: usize) -> Result<f64> {
+        self.calls_of(calls, Scopes::OneEach, |scope| Ok(graph.replay(scope)?))
+    }
+
+    fn calls_of(
+        &self,
+        calls: usize,
+        scopes: Scopes,
+        call: impl Fn(&mut CommandScope) -> Result<()>,
+    ) -> Result<f64> {
         self.stream.synchronize()?;
         let mut completions = Vec::with_capacity(calls);
         let begin = Instant::now();
@@ -68,14 +82,14 @@ impl Clock {
             Scopes::OneEach => {
                 for _ in 0..calls {
                     let mut scope = CommandScope::new(&self.stream)?;
-                    bound.enqueue(&mut scope)?;
+                    call(&mut scope)?;
                     completions.push(scope.finish()?);
                 }
             }
             Scopes::OneForAll => {
                 let mut scope = CommandScope::new(&self.stream)?;
                 for _ in 0..calls {
-                    bound.enqueue(&mut scope)?;
+                    call(&mut scope)?;
                 }
                 completions.push(scope.finish()?);
             }

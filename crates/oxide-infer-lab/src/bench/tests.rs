@@ -12,6 +12,7 @@ fn times(row: &str, flushed: f64) -> Times {
         sets: 1,
         eager_us: vec![1.0],
         eager_one_scope_us: vec![1.0],
+        graph_of_one_us: None,
         warm_us: None,
         flushed_us: Some(vec![flushed]),
     }
