@@ -172,7 +172,8 @@ fn artifacts_of_every_provider_are_listed_verified_and_shown() {
     for provider in ["oxide_tile", "oxide_native"] {
         let of = lines.iter().filter(|line| line[1] == provider);
         let count = of.clone().count();
-        let first = of.clone().next().unwrap_or_else(|| panic!("the binary carries nothing of {provider}"))[0];
+        let first =
+            of.clone().next().unwrap_or_else(|| panic!("the binary carries nothing of {provider}"))[0];
         let (code, stdout, _) = run(oxide_infer(home.path()).args(["artifacts", "show", first]));
         assert_eq!(code, 0);
         let manifest: serde_json::Value = serde_json::from_str(&stdout).unwrap();
@@ -191,7 +192,8 @@ fn a_folder_of_artifacts_may_be_of_either_provider() {
     for (folder, provider) in [("sm_90a", "oxide_tile: "), ("sm_90a_native", "oxide_native: ")] {
         let folder = folders.join(folder);
         let mut command = oxide_infer(home.path());
-        let (code, stdout, stderr) = run(command.arg("artifacts").arg("--directory").arg(folder).arg("verify"));
+        let (code, stdout, stderr) =
+            run(command.arg("artifacts").arg("--directory").arg(folder).arg("verify"));
         assert_eq!(code, 0, "{stderr}");
         assert!(stdout.starts_with(provider) && stdout.lines().count() == 1, "{stdout}");
     }
