@@ -11,15 +11,37 @@ from device_check import inputs
 from device_check.driver import Module
 from device_check.floors import Rates
 from device_check.shapes import Model
-from device_check.timing import ROTATION_BYTES, Deadline, by_kernel, paged_operands, splits_of, time_artifact
+from device_check.timing import (
+    ROTATION_BYTES,
+    Deadline,
+    by_kernel,
+    paged_operands,
+    prefill_row,
+    splits_of,
+    starts,
+    time_artifact,
+)
 
 DECODES = tuple(itertools.product((1024, 4096), (1, 8, 64, 256)))
 # Of the other pages a few rows tell enough.
 FEW_DECODES = ((4096, 8), (1024, 64), (4096, 64))
-PREFILLS = (2048, 8192)
+# Queries and keys of each sequence: whole prompts, and those of few rows, some after earlier keys.
+PROMPTS = {str(length): [(length, length)] for length in (2048, 8192)}
+FEW_ROWS = {
+    "16": [(16, 16)],
+    "32 after 224, 64 after 960": [(32, 256), (64, 1024)],
+    "256": [(256, 256)],
+    "512": [(512, 512)],
+    "1024": [(1024, 1024)],
+    "16 of 4 after 1020": [(4, 1024)] * 16,
+    "128 after 3968": [(128, 4096)],
+    "512 after 3584": [(512, 4096)],
+}
 PAGES = (("nhd", 16), ("hnd", 16), ("nhd", 64))
 TOKENS = 16_384
 Rows = Iterator[dict[str, Any]]
+# What a batch is called, and its sequences.
+Batch = tuple[str, Sequence[tuple[int, int]]]
 
 
 def adopted(
@@ -34,11 +56,12 @@ def adopted(
                 return
             yield decode(candidates, model, (layout, page_size), (length, batch), beat)
             torch.cuda.empty_cache()
-        for length in PREFILLS if model.num_kv_heads == 8 else ():
+        batches = {**PROMPTS, **(FEW_ROWS if page_size == 16 and layout == "nhd" else {})}
+        for name, sequences in batches.items() if model.num_kv_heads == 8 else ():
             if deadline.passed():
                 return
             candidates = by_kernel(modules, "paged_prefill.paged_prefill", **of_pages)
-            yield prefill(candidates, model, (layout, page_size), length, beat)
+            yield prefill(candidates, model, (layout, page_size), (name, sequences), beat)
             torch.cuda.empty_cache()
     if model.num_kv_heads == 8 and not deadline.passed():
         yield from flat(modules, model, beat)
@@ -70,46 +93,46 @@ def decode(
 
 
 def prefill(
-    candidates: Sequence[Module], model: Model, pages: tuple[str, int], length: int, beat: Callable[[str], None]
+    candidates: Sequence[Module], model: Model, pages: tuple[str, int], batch: Batch, beat: Callable[[str], None]
 ) -> dict[str, Any]:
-    """One whole prompt over pages."""
-    shape, rotation = paged_operands(model, (length,), *pages)
-    q, starts = queries(model, length)
-    rotation = [{**tensors, "q": q, "query_start": starts} for tensors in rotation]
-    row = prefill_row(model, f"{length} in pages {pages[0]} {pages[1]}", length)
+    """A batch over pages."""
+    name, sequences = batch
+    queries, lengths = ([s[0] for s in sequences], [s[1] for s in sequences])
+    shape, rotation = paged_operands(model, lengths, *pages)
+    shape["tokens"] = sum(queries)
+    rows = {"q": inputs.randn(sum(queries), model.num_q_heads, model.head_dim), "query_start": starts(queries)}
+    rotation = [{**tensors, **rows} for tensors in rotation]
+    row = prefill_row(model, f"{name} in pages {pages[0]} {pages[1]}", sequences)
     for module in candidates:
         beat(module.artifact.name)
-        times = time_artifact(module, {**shape, "tokens": length}, rotation, {"scale": model.head_dim**-0.5})
+        times = time_artifact(module, shape, rotation, {"scale": model.head_dim**-0.5})
         row["ours"][module.artifact.name] = times
     return row
 
 
-def queries(model: Model, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of one sequence, and where they start."""
-    starts = torch.tensor([0, length], dtype=torch.int32, device="cuda")
-    return inputs.randn(length, model.num_q_heads, model.head_dim), starts
-
-
-def prefill_row(model: Model, batch: str, length: int) -> dict[str, Any]:
-    """What a prefill of a whole prompt comes to."""
-    operations = 4 * model.num_q_heads * model.head_dim * length * length / 2
-    return {"what": "prefill", "model": model.name, "batch": batch, "ours": {}, "operations": operations}
+def ragged(candidates: Sequence[Module], model: Model, batch: Batch, beat: Callable[[str], None]) -> dict[str, Any]:
+    """A batch over keys with no pages."""
+    name, sequences = batch
+    queries, lengths = ([s[0] for s in sequences], [s[1] for s in sequences])
+    k, v = (inputs.randn(sum(lengths), model.num_kv_heads, model.head_dim) for _ in range(2))
+    tensors = {"q": inputs.randn(sum(queries), model.num_q_heads, model.head_dim), "k": k, "v": v}
+    tensors |= {"query_start": starts(queries), "kv_start": starts(lengths)}
+    shape = {"num_q_heads": model.num_q_heads, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
+    shape |= {"batch": len(sequences), "tokens": sum(queries), "kv_tokens": sum(lengths)}
+    row = prefill_row(model, f"{name} with no pages", sequences)
+    for module in candidates:
+        beat(module.artifact.name)
+        row["ours"][module.artifact.name] = time_artifact(module, shape, [tensors], {"scale": model.head_dim**-0.5})
+    return row
 
 
 def flat(modules: Mapping[str, Module], model: Model, beat: Callable[[str], None]) -> Rows:
     """Prefill and decode over keys with no pages."""
     heads = {"num_q_heads": model.num_q_heads, "num_kv_heads": model.num_kv_heads, "head_dim": model.head_dim}
     attributes = {"scale": model.head_dim**-0.5}
-    for length in PREFILLS:
-        q, starts = queries(model, length)
-        k, v = (inputs.randn(length, model.num_kv_heads, model.head_dim) for _ in range(2))
-        tensors = {"q": q, "k": k, "v": v, "query_start": starts, "kv_start": starts}
-        row = prefill_row(model, f"{length} with no pages", length)
-        for module in by_kernel(modules, "ragged_prefill.ragged_prefill", head_dim=model.head_dim):
-            beat(module.artifact.name)
-            shape = {**heads, "batch": 1, "tokens": length, "kv_tokens": length}
-            row["ours"][module.artifact.name] = time_artifact(module, shape, [tensors], attributes)
-        yield row
+    candidates = by_kernel(modules, "ragged_prefill.ragged_prefill", head_dim=model.head_dim)
+    for batch in {**PROMPTS, **FEW_ROWS}.items():
+        yield ragged(candidates, model, batch, beat)
     for length in (4096, 131_072):
         rotated = 2 * length * model.num_kv_heads * model.head_dim * 2
         keys = (length, model.num_kv_heads, model.head_dim)

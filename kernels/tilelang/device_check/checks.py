@@ -245,20 +245,38 @@ BAD_INPUTS = {
 
 
 def compare_bits(modules: Mapping[str, Module]) -> dict[str, Any]:
-    """Per epilogue, schedule and m: the share of one row's elements that have the first schedule's bits."""
+    """Per variant, schedule and size: the share of elements that have the first schedule's bits.
+
+    Of a product one row, of several sizes of m; of a prefill every row.
+    """
     report: dict[str, Any] = {}
-    products = [m for m in modules.values() if m.artifact.kernel.startswith(("gemm.", "prefill_gemm."))]
-    for module in products:
-        key = ".".join(str(v) for v in module.artifact.variant.values())
+
+    def add(module: Module, of: str, size: str, found: torch.Tensor) -> None:
+        key = ".".join([of, *(str(v) for v in module.artifact.variant.values())])
         group = report.setdefault(key, {"rows": {}})
-        for m in (1, 16, 64):
-            shape = {"m": m, "n": 1536, "k": 8960}
+        first = group.setdefault("first", found)
+        group["rows"][f"{module.artifact.manifest['algorithm']} {size}"] = (found == first).double().mean().item()
+
+    for module in modules.values():
+        if module.artifact.kernel.startswith(("gemm.", "prefill_gemm.")):
+            for m in (1, 16, 64):
+                add(module, "products", f"m={m}", row_of_product(module, m))
+        elif "prefill" in module.artifact.kernel:
+            shape = list(shapes.correctness(module.artifact))[1]
             torch.manual_seed(0)
-            case = inputs.make(module.artifact, {**shape, "m": 64})
-            case.inputs.update({k: v[:m] for k, v in case.inputs.items() if k in ("input", "residual")})
-            row = launch(module, shape, case).tensor("output")[0].clone()
-            first = group.setdefault("first", row)
-            group["rows"][f"{module.artifact.manifest['algorithm']} m={m}"] = (row == first).float().mean().item()
+            regions = launch(module, shape, inputs.make(module.artifact, shape))
+            # Rows of no sequence stay poison, which is no number.
+            bits = regions.tensor("output").view(torch.int16).clone()
+            add(module, module.artifact.kernel, f"tokens={shape['tokens']}", bits)
     for group in report.values():
         del group["first"]
     return report
+
+
+def row_of_product(module: Module, m: int) -> torch.Tensor:
+    """The first row of a product of m."""
+    shape = {"m": m, "n": 1536, "k": 8960}
+    torch.manual_seed(0)
+    case = inputs.make(module.artifact, {**shape, "m": 64})
+    case.inputs.update({k: v[:m] for k, v in case.inputs.items() if k in ("input", "residual")})
+    return launch(module, shape, case).tensor("output")[0].clone()

@@ -54,10 +54,12 @@ def product(artifact: Artifact, shape: Shape) -> Case:
     """A matrix product with the artifact's epilogue."""
     epilogue = artifact.variant["epilogue"]
     m, n, k = shape["m"], shape["n"], shape["k"]
-    inputs = {"input": randn(m, k), "weight": randn(2 * n if epilogue == "swiglu" else n, k, scale=k**-0.5)}
+    dtype = DTYPES[artifact.variant["dtype"]]
+    weight = randn(2 * n if epilogue == "swiglu" else n, k, dtype=dtype, scale=k**-0.5)
+    inputs = {"input": randn(m, k, dtype=dtype), "weight": weight}
     out = inputs["input"].float() @ inputs["weight"].float().t()
     if epilogue == "bias":
-        inputs["bias"] = randn(n)
+        inputs["bias"] = randn(n, dtype=dtype)
         out = out + inputs["bias"].float()
     elif epilogue == "residual":
         inputs["residual"] = randn(m, n, dtype=DTYPES[artifact.variant["output_dtype"]])

@@ -244,9 +244,12 @@ def decodes(
 
 
 def splits_of(module: Module, shape: Shape) -> list[int]:
-    """Numbers of splits worth trying: no more than pages, nor than some ten blocks for each multiprocessor."""
+    """Numbers of splits worth trying: no more than pages, nor than some ten blocks for each multiprocessor.
+
+    Of an artifact that shares keys by a number of its own, 0.
+    """
     if "splits" not in module.artifact.manifest["dimensions"]:
-        return [module.artifact.manifest["constants"]["splits"]]
+        return [module.artifact.manifest["constants"].get("splits", 0)]
     blocks = shape["batch"] * shape["num_kv_heads"]
     return [splits for splits in SPLITS if splits <= shape["max_pages"] and blocks * splits <= 1500]
 
@@ -306,12 +309,9 @@ def prefills(
         queries, lengths = ([s[0] for s in sequences], [s[1] for s in sequences])
         shape, rotation, (_, k, v) = attention_operands(model, lengths)
         shape["tokens"] = sum(queries)
-        starts = torch.tensor([0, *itertools.accumulate(queries)], dtype=torch.int32, device="cuda")
         q = inputs.randn(shape["tokens"], model.num_q_heads, model.head_dim)
-        rotation = [{**tensors, "q": q, "query_start": starts} for tensors in rotation]
-        pairs = sum(rows * (keys - rows / 2) for rows, keys in sequences)
-        row = {"what": "prefill", "model": model.name, "batch": name, "ours": {}}
-        row["operations"] = 4 * model.num_q_heads * model.head_dim * pairs
+        rotation = [{**tensors, "q": q, "query_start": starts(queries)} for tensors in rotation]
+        row = prefill_row(model, name, sequences)
         if queries == lengths:
             dense = q.view(len(queries), -1, model.num_q_heads, model.head_dim).transpose(1, 2).contiguous()
             sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -322,6 +322,18 @@ def prefills(
             row["ours"][module.artifact.name] = time_artifact(module, shape, rotation, attributes)
         yield row
         torch.cuda.empty_cache()
+
+
+def starts(lengths: Sequence[int]) -> torch.Tensor:
+    """Where rows of sequences start."""
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device="cuda")
+
+
+def prefill_row(model: Model, batch: str, sequences: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """What a prefill comes to: a row counts the keys that it sees."""
+    seen = sum(queries * (keys - queries / 2) for queries, keys in sequences)
+    operations = 4 * model.num_q_heads * model.head_dim * seen
+    return {"what": "prefill", "model": model.name, "batch": batch, "ours": {}, "operations": operations}
 
 
 def small_kernels(

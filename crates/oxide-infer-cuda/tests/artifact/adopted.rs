@@ -3,9 +3,10 @@
 use crate::geometry::{artifact, bytes, resolve, select};
 use oxide_infer::activation::swiglu;
 use oxide_infer::attention::{Attention, Mask, paged_decode, paged_prefill, ragged_prefill, single_decode};
+use oxide_infer::gemm::dense;
 use oxide_infer::kv_cache::{PageLayout, Paging, paged_append, rope_append};
 use oxide_infer::position::rope::{self, Pairing, Scaling};
-use oxide_infer::{DType, Presence};
+use oxide_infer::{DType, Presence, WeightFormat};
 use oxide_infer_cuda::artifact::{Artifact, ResolvedParameter};
 
 #[test]
@@ -46,7 +47,9 @@ fn keys_with_no_pages_are_boxes_of_a_tile() {
         ("head_dim", 64),
     ];
     let launches = resolve(prefill, &values);
-    assert_eq!(launches[0].grid, [31, 2, 1]);
+    assert_eq!(launches[0].grid, [31 * 2, 1, 1]);
+    // 3,500 rows are 55 tiles of 64, and there are 3 sequences.
+    assert_eq!(resolve(artifact("ragged_prefill.bf16.64.rows64"), &values)[0].grid, [58 * 2, 1, 1]);
     let map = launches[0].parameters.iter().find_map(|parameter| match parameter {
         ResolvedParameter::TensorMap(map) if map.operand.name == "k" => Some(map),
         _ => None,
@@ -101,7 +104,7 @@ fn specs_of_other_engines_select_their_artifacts() {
         let prefill = paged_prefill::Config { attention: attention.clone(), paging, mask: Mask::Causal };
         let prefill = paged_prefill::Spec::new(prefill).unwrap();
         let of_prefill = [&sizes[..], &[("tokens", 700)]].concat();
-        named(&select(&prefill, &of_prefill, &[]), &format!("paged_prefill.bf16.{head_dim}"), "rows128");
+        named(&select(&prefill, &of_prefill, &[]), &format!("paged_prefill.bf16.{head_dim}"), "");
 
         let new = paged_append::Config { dtype: bf16, num_kv_heads: 8, head_dim, paging };
         let of_new = [&sizes[..], &[("tokens", 9)]].concat();
@@ -146,9 +149,12 @@ fn specs_with_no_pages_select_their_artifacts() {
         let split = select(&single, &[("kv_len", 777), ("splits", 9)], &[]);
         assert_eq!(split.manifest().name, format!("single_decode.bf16.{head_dim}.split.rows16"));
         let ragged = ragged_prefill::Config { attention, mask: Mask::Causal };
-        let sizes = [("batch", 3), ("tokens", 70), ("kv_tokens", 90)];
-        let ragged = select(&ragged_prefill::Spec::new(ragged).unwrap(), &sizes, &[]);
-        assert_eq!(ragged.manifest().name, format!("ragged_prefill.bf16.{head_dim}.rows128"));
+        let ragged = ragged_prefill::Spec::new(ragged).unwrap();
+        for (tokens, algorithm) in [(70, "rows64"), (4096, "rows128")] {
+            let sizes = [("batch", 3), ("tokens", tokens), ("kv_tokens", tokens)];
+            let prefill = select(&ragged, &sizes, &[]);
+            assert_eq!(prefill.manifest().name, format!("ragged_prefill.bf16.{head_dim}.{algorithm}"));
+        }
         let rope = rope::Spec::new(rope_of(head_dim)).unwrap();
         let rope = select(&rope, &[("tokens", 5), ("num_heads", 7), ("max_positions", 100)], &[]);
         assert_eq!(rope.manifest().name, format!("rope.bf16.{head_dim}.threads_128"));
@@ -173,7 +179,10 @@ fn other_pages_are_shared_as_their_times_say() {
     for (layout, page_size) in [(PageLayout::Nhd, 16), (PageLayout::Hnd, 16), (PageLayout::Nhd, 64)] {
         // Sequences, key/value heads, keys of a sequence; the algorithm.
         for (batch, num_kv_heads, keys, algorithm) in [
-            (1, 2, 4096, "cluster_8"),
+            (1, 2, 1024, "cluster_8"),
+            (1, 2, 4096, "shared"),
+            (1, 8, 4096, "cluster_8"),
+            (1, 8, 16_384, "shared"),
             (8, 2, 1024, "cluster_8"),
             (64, 2, 4096, "cluster_2"),
             (256, 2, 1024, "rows16"),
@@ -197,6 +206,55 @@ fn other_pages_are_shared_as_their_times_say() {
             let sizes = [("batch", batch), ("num_pages", 9000), ("max_pages", pages)];
             let chosen = select(&spec, &sizes, &[]);
             assert_eq!(chosen.manifest().algorithm, algorithm, "{layout:?} {page_size} {batch} {keys}");
+        }
+    }
+}
+
+/// The numbers that the times of many were best with: three quarters of the multiprocessors have a block, and a sequence's
+/// keys 2 to 32.
+#[test]
+fn keys_that_are_shared_with_no_number_asked_for_have_one_by_their_sequences_and_heads() {
+    let decode = artifact("paged_decode.bf16.128.shared.nhd.16.shared");
+    for (batch, num_kv_heads, shares) in [(1, 1, 32), (1, 2, 32), (1, 8, 12), (3, 8, 4), (64, 8, 2)] {
+        let values = [
+            ("batch", batch),
+            ("num_q_heads", 4 * num_kv_heads),
+            ("num_kv_heads", num_kv_heads),
+            ("head_dim", 128),
+            ("page_size", 16),
+            ("num_pages", 40),
+            ("max_pages", 8),
+        ];
+        let grids: Vec<_> = resolve(decode, &values).iter().map(|launch| launch.grid).collect();
+        let (heads, sequences) = (num_kv_heads as u32, batch as u32);
+        assert_eq!(grids, [[shares, heads, sequences], [4 * heads, sequences, 1]]);
+        let bytes = bytes(decode, "partial_output", &values);
+        assert_eq!(bytes, batch * 4 * num_kv_heads * u64::from(shares) * 128 * 4);
+    }
+}
+
+#[test]
+fn products_of_f16_select_by_their_rows() {
+    for (bias, epilogue) in [(None, "none"), (Some(DType::F16), "bias")] {
+        let spec = dense::Spec::new(dense::Config {
+            input: DType::F16,
+            weight: WeightFormat::Dense(DType::F16),
+            output: DType::F16,
+            n: 4096,
+            k: 1024,
+            bias,
+            residual: Presence::Absent,
+        });
+        for (m, kernel) in [
+            (1, "dense_small.f16.f16.{}.m8_64x128_s6"),
+            (9, "dense_small.f16.f16.{}.m16_64x128_s5"),
+            (32, "dense_small.f16.f16.{}.m32_64x128_s4"),
+            (33, "dense.f16.f16.{}.tile_64x128"),
+            (256, "dense.f16.f16.{}.tile_128x128"),
+            (8192, "dense.f16.f16.{}.tile_128x256"),
+        ] {
+            let product = select(spec.as_ref().unwrap(), &[("m", m)], &[]);
+            assert_eq!(product.manifest().name, kernel.replace("{}", epilogue));
         }
     }
 }

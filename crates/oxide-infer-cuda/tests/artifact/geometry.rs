@@ -158,8 +158,8 @@ fn a_prefill_has_a_place_for_every_tile_of_packed_rows_and_one_more_a_sequence()
         ("num_pages", 40),
         ("max_pages", 8),
     ];
-    // 500 tokens with 7 heads a group are 3,500 rows: 28 tiles of 128, and 3 sequences.
-    assert_eq!(resolve(prefill, &values)[0].grid, [31, 2, 1]);
+    // 500 tokens with 7 heads a group are 3,500 rows: 28 tiles of 128, and 3 sequences, of 2 heads each.
+    assert_eq!(resolve(prefill, &values)[0].grid, [31 * 2, 1, 1]);
 }
 
 #[test]
@@ -453,7 +453,8 @@ fn blocks_of_a_cluster_share_a_sequence_until_there_is_one_for_every_multiproces
         (31, 2, 64, "cluster_4", 4),
         (32, 2, 64, "cluster_2", 2),
         (63, 2, 512, "cluster_2", 2),
-        (64, 2, 512, "rows16", 1),
+        (64, 2, 512, "cluster_2", 2),
+        (70, 2, 512, "rows16", 1),
         (256, 8, 2048, "rows16", 1),
         (4, 8, 64, "cluster_4", 4),
         (1, 2, 1, "rows16", 1),

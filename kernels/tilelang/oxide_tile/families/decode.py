@@ -18,6 +18,7 @@ import tilelang.language as T
 from tilelang.layout import make_swizzled_layout
 
 from oxide_tile.definition import DefinitionError
+from oxide_tile.expr import Binary, Expr, Name, Number
 from oxide_tile.families.attention import Keys, check_tables
 from oxide_tile.families.common import DTYPE_BYTES, F32, I32, TILE_DTYPES, overlap_predecessor
 from oxide_tile.families.decode_merge import (
@@ -53,7 +54,9 @@ from oxide_tile.families.decode_parts import (
     tiles_of,
 )
 
-SPLITS = ("split", "whole")
+SPLITS = ("split", "shared", "whole")
+# Blocks of all sequences and heads together, and most of one, where the caller does not say how many share its keys.
+BLOCKS_OF_SHARES, MOST_SHARES = 96, 32
 # Blocks that a cluster may have.
 CLUSTERS = (1, 2, 4, 8)
 # The warps have their parts by hand, and no barrier that all of them could meet at. Every index is checked or follows
@@ -69,9 +72,10 @@ PASS_CONFIGS = {
 class Schedule:
     """How keys are shared out.
 
-    With `split` "split" they are shared among `splits` blocks, whose results a second kernel merges. Otherwise
-    `cluster` blocks share them. `rows` are the query heads that a block has room for, `ahead` the bytes of keys, and as
-    many of values, that are on their way to it, `blocks` how many blocks should fit a multiprocessor.
+    With `split` "split" they are shared among `splits` blocks, whose results a second kernel merges; with "shared" too,
+    among as many as `shares_of` says. Otherwise `cluster` blocks share them. `rows` are the query heads that a block
+    has room for, `ahead` the bytes of keys, and as many of values, that are on their way to it, `blocks` how many
+    blocks should fit a multiprocessor.
     """
 
     split: str
@@ -93,7 +97,13 @@ class Schedule:
     @property
     def splits(self) -> bool:
         """Whether a second kernel merges."""
-        return self.split == "split"
+        return self.split != "whole"
+
+    def shares(self, sequences: Expr) -> Expr:
+        """How many blocks share the keys of a sequence and head."""
+        if self.split == "split":
+            return Name("splits")
+        return shares_of(sequences) if self.split == "shared" else Number(self.cluster)
 
     def stages(self, dtype: str, head_dim: int) -> int:
         """Tiles of keys that are on their way."""
@@ -101,6 +111,16 @@ class Schedule:
         if stages * TILE * DTYPE_BYTES[dtype] < WARPS * ROWS * DTYPE_BYTES["f32"]:
             raise DefinitionError(f"{self.ahead} bytes of keys leave no room for what the warps have at the end")
         return stages
+
+
+def shares_of(sequences: Expr) -> Expr:
+    """Blocks that share the keys of a sequence and head, where the caller does not say how many.
+
+    So many that three quarters of the multiprocessors have one. With one for each, times are longer: blocks get unlike
+    shares of the memory's bandwidth, and the slowest ends last.
+    """
+    rows = sequences * Name("num_kv_heads")
+    return Binary("min", Number(MOST_SHARES), Binary("max", Number(2), Number(BLOCKS_OF_SHARES) // rows))
 
 
 def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
