@@ -35,7 +35,7 @@ from oxide_tile.families.gemm import ALL_CONSUMERS, PAD, ROWS, SLAB, WARP, WARPG
 WARPS = WARPGROUP // WARP
 # Rows of a tile that come from one place, where it has two.
 HALF = ROWS // 2
-# How often a lane loads sums before the products begin.
+# How often a lane loads sums of squares at once.
 AHEAD = 2
 # Every index is checked by hand or by the tensor maps, and every barrier set by hand.
 PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True}
@@ -154,9 +154,14 @@ def add_up(total, parts, token, at, splits):
 
 
 @T.macro
-def load_squares(squares, ahead, row, m, vectors, block_m):
-    """Begin to load the sums of squares of a warp's tokens: token `warp + 4 i` is that warp's."""
+def scales_of(squares, scales, row, m, vectors, epsilon, block_m):
+    """One over the root mean square of every token, each summed by a warp in an order that only k decides.
+
+    Token `warp + 4 i` is a warp's. Its tokens go side by side, so that one's sum does not wait for another's.
+    """
     thread = T.get_thread_binding()
+    ahead = T.alloc_local((block_m // WARPS, AHEAD, SUMS), F32)
+    square = T.alloc_local((block_m // WARPS,), F32)
     for i in T.unroll(block_m // WARPS):
         token = row * block_m + i * WARPS + thread // WARP
         for v in T.unroll(AHEAD):
@@ -165,16 +170,6 @@ def load_squares(squares, ahead, row, m, vectors, block_m):
             if token < m and v * WARP + thread % WARP < vectors:
                 for j in T.vectorized(SUMS):
                     ahead[i, v, j] = squares[token, v * WARP + thread % WARP, j]
-
-
-@T.macro
-def scales_of(squares, ahead, scales, row, m, vectors, epsilon, block_m):
-    """One over the root mean square of every token, each summed by a warp in an order that only k decides.
-
-    A warp's tokens go side by side, so that one's sum does not wait for another's.
-    """
-    thread = T.get_thread_binding()
-    square = T.alloc_local((block_m // WARPS,), F32)
     for i in T.unroll(block_m // WARPS):
         square[i] = 0.0
         for v in T.unroll(AHEAD):
@@ -346,13 +341,11 @@ def scaled_swiglu(dtype: str, block_m: int, block_k: int, stages: int, splits: i
                     2, block_m, block_k, stages,
                 )  # fmt: skip
             else:
-                ahead = T.alloc_local((block_m // WARPS, AHEAD, SUMS), F32)
                 at = T.alloc_var(I32, init=(column * HALF + share * width) // QUAD)
                 T.pdl_sync()
-                load_squares(squares, ahead, row, m, vectors, block_m)
+                scales_of(squares, scales, row, m, vectors, epsilon, block_m)
                 multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
                 share_out(sum_, sums, parts, share, splits, 2, block_m)
-                scales_of(squares, ahead, scales, row, m, vectors, epsilon, block_m)
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 if splits > 1:
                     exchange(sums, parts, arrived, share, splits, block_m)
@@ -445,7 +438,6 @@ def scaled_projected(
                     2, block_m, block_k, stages,
                 )  # fmt: skip
             else:
-                ahead = T.alloc_local((block_m // WARPS, AHEAD, SUMS), F32)
                 side = T.alloc_local((turns, 2, QUAD), tile)
                 turned_by = T.alloc_local((turns, LANES), F32)
                 place = T.alloc_local((turns, 3), I32)
@@ -470,10 +462,9 @@ def scaled_projected(
                         )  # fmt: skip
                         for lane in T.vectorized(LANES):
                             turned_by[turn, lane] = rotations[T.max(place[turn, 0], 0), at + quad, lane]
-                load_squares(squares, ahead, row, tokens, vectors, block_m)
+                scales_of(squares, scales, row, tokens, vectors, epsilon, block_m)
                 multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
                 share_out(sum_, sums, parts, share, splits, 2, block_m)
-                scales_of(squares, ahead, scales, row, tokens, vectors, epsilon, block_m)
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 if splits > 1:
                     exchange(sums, parts, arrived, share, splits, block_m)
