@@ -42,7 +42,12 @@ async fn serve(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     };
     config.sampling_defaults = loaded.defaults.into();
     config.device = loaded.device_name;
-    match Server::new(config, loaded.engine, loaded.text)?.run(listener, shutdown).await {
+    exit_code(Server::new(config, loaded.engine, loaded.text)?.run(listener, shutdown).await)
+}
+
+/// How the process ends after the server has. An engine that failed is told apart from what the user could mend.
+fn exit_code(served: Result<(), ServeError>) -> anyhow::Result<ExitCode> {
+    match served {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error @ (ServeError::EngineFailed(_) | ServeError::EngineHung)) => {
             terminal::print_error(&error.into());
@@ -137,6 +142,19 @@ fn shutdown() -> anyhow::Result<impl Future<Output = ()>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Over HTTP, `/health` and the request in flight of an engine that fails so are tested in oxide-infer-server.
+    #[test]
+    fn a_lost_device_and_a_hung_engine_end_the_process_with_70_and_nothing_else_does() {
+        let lost = ServeError::EngineFailed("CUDA_ERROR_ILLEGAL_ADDRESS".to_owned());
+        assert_eq!(exit_code(Err(lost)).unwrap(), ExitCode::from(70));
+        assert_eq!(exit_code(Err(ServeError::EngineHung)).unwrap(), ExitCode::from(70));
+        assert_eq!(exit_code(Ok(())).unwrap(), ExitCode::SUCCESS);
+        // `main` ends with 1 for these.
+        let io = std::io::Error::from(std::io::ErrorKind::AddrInUse);
+        let taken = ServeError::Listen { address: "localhost:8000".to_owned(), source: io };
+        assert!(exit_code(Err(taken)).unwrap_err().to_string().contains("8000"));
+    }
 
     #[test]
     fn origins_are_none_all_or_a_list() {
