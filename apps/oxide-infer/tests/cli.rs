@@ -37,6 +37,31 @@ fn flags_go_before_the_environment_and_that_before_the_file() {
 }
 
 #[test]
+fn doctor_tells_what_the_kernels_cover_of_a_configuration_alone() {
+    let home = tempfile::tempdir().unwrap();
+    let model = home.path().join("model");
+    std::fs::create_dir(&model).unwrap();
+    let doctor = |heads: u32| {
+        let config = format!(
+            r#"{{"architectures": ["LlamaForCausalLM"], "hidden_size": 576, "intermediate_size": 1536,
+                "num_hidden_layers": 30, "num_attention_heads": {heads}, "num_key_value_heads": 3, "vocab_size": 49152,
+                "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "hidden_act": "silu", "rope_theta": 1e5,
+                "tie_word_embeddings": true}}"#
+        );
+        std::fs::write(model.join("config.json"), config).unwrap();
+        let (code, stdout, stderr) = run(oxide_infer(home.path()).args(["doctor", "--model"]).arg(&model));
+        assert_eq!(code, 1, "{stderr}");
+        // Its weights are missing.
+        assert!(stdout.contains("  would not run   "), "{stdout}");
+        stdout.split_once("\n  kernels         ").map(|(_, rest)| rest.to_owned()).unwrap_or_default()
+    };
+    assert!(doctor(9).starts_with("cover it\n"));
+    // No kernels are made for heads of 32.
+    let missing = doctor(18);
+    assert!(missing.contains("2 operators are missing") && missing.contains("head_dim=32"), "{missing}");
+}
+
+#[test]
 fn the_users_own_file_is_read_without_being_named() {
     let home = tempfile::tempdir().unwrap();
     let folder = home.path().join(".config/oxide-infer");

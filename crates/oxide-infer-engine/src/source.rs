@@ -43,6 +43,15 @@ impl ModelSource {
         Ok(Self { path: dir.to_owned(), config, checkpoint })
     }
 
+    /// The configuration of a directory or a GGUF file. Of a directory nothing but `config.json` is looked at, so that a
+    /// model can be asked about before its weights are there.
+    ///
+    /// # Errors
+    /// [`SourceError`], naming the file and what was expected of it.
+    pub fn config_of(path: &Path) -> Result<ModelConfig, SourceError> {
+        if path.is_dir() { read_config(path) } else { Ok(Self::open(path)?.config) }
+    }
+
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path

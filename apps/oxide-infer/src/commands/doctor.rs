@@ -156,8 +156,7 @@ fn on_cpu(file_bytes: u64, available: Option<ByteSize>) -> Result<(), String> {
 
 /// Whether the kernels of this binary cover the model and the first GPU can run them and hold its weights; or why not.
 fn on_gpu(config: &ModelConfig, probe: &Probe) -> Result<(), String> {
-    let registry = Registry::embedded(Target::hopper()).map_err(|error| error.to_string())?;
-    check_coverage(config, &registry, &CudaOptions::default()).map_err(|error| error.to_string())?;
+    covered(config).map_err(|_| "operators that it needs are missing, see its kernels above".to_owned())?;
     if let Some(why) = device::obstacle(0, probe) {
         return Err(format!("{why}; the kernels cover the model"));
     }
@@ -174,6 +173,12 @@ fn on_gpu(config: &ModelConfig, probe: &Probe) -> Result<(), String> {
     }
 }
 
+/// Whether the kernels of this binary cover the model; or which operators are missing. Needs no device.
+fn covered(config: &ModelConfig) -> Result<(), String> {
+    let registry = Registry::embedded(Target::hopper()).map_err(|error| error.to_string())?;
+    check_coverage(config, &registry, &CudaOptions::default()).map_err(|error| error.to_string())
+}
+
 /// What of a model decides where it runs.
 struct Inspected {
     config: ModelConfig,
@@ -183,13 +188,16 @@ struct Inspected {
 fn inspect(out: &mut String, name: &str) -> anyhow::Result<Inspected> {
     let files = ModelName::parse(name)?.find()?;
     writeln!(out, "  files           {}", files.path().display())?;
-    let source = ModelSource::open(files.path())?;
-    let config = source.config();
-    let bytes = source.checkpoint().file_bytes();
+    // Before the weights, which may not be there yet.
+    let config = ModelSource::config_of(files.path())?;
     writeln!(out, "  architecture    {}, {} layers", config.architecture, config.num_layers)?;
     writeln!(out, "  length          {} tokens at most", config.max_position_embeddings)?;
+    let kernels = covered(&config).map_or_else(|why| why, |()| "cover it".to_owned());
+    writeln!(out, "  kernels         {kernels}")?;
+    let source = ModelSource::open(files.path())?;
+    let bytes = source.checkpoint().file_bytes();
     writeln!(out, "  weights         {}", ByteSize(bytes))?;
-    ModelWeights::new(source.checkpoint(), config, &DenseDecoder::new(config))?;
+    ModelWeights::new(source.checkpoint(), &config, &DenseDecoder::new(&config))?;
     let text = TextModel::load(files.path(), &TextOptions::default())?;
     let template = if text.chat_template().is_some() {
         "yes"
@@ -197,7 +205,7 @@ fn inspect(out: &mut String, name: &str) -> anyhow::Result<Inspected> {
         "none; /v1/chat/completions, run and chat need one"
     };
     writeln!(out, "  chat template   {template}")?;
-    Ok(Inspected { config: config.clone(), file_bytes: bytes })
+    Ok(Inspected { config, file_bytes: bytes })
 }
 
 #[cfg(test)]
@@ -234,7 +242,8 @@ mod tests {
         assert!(none.contains("no CUDA driver") && none.ends_with("the kernels cover the model"), "{none}");
         // Heads of 32 have no kernels, whatever the device.
         let uncovered = refused(&config(18), &hopper(140 << 30));
-        assert!(uncovered.contains("head_dim=32"), "{uncovered}");
+        assert!(uncovered.starts_with("operators that it needs are missing"), "{uncovered}");
+        assert!(covered(&config(18)).unwrap_err().contains("head_dim=32"));
     }
 
     #[test]
