@@ -33,8 +33,7 @@ GROUPS = {
     "norms": ("rms_norm",),
     "products": ("dense.",),
     "small products": ("dense_small.", "gemv"),
-    "chained products": ("weighted.", "scaled_"),
-    "one row": ("projected.", "streamed."),
+    "chained products": ("weighted.", "scaled_", "scaled."),
 }
 ERROR_EXIT = 86
 # `ERROR SUMMARY: 3 errors`, `RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)`

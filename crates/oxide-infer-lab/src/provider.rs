@@ -3,14 +3,13 @@
 mod attention;
 mod cache;
 mod chained;
-mod fused;
 mod judged;
 mod norms;
 mod tokens;
 
 use crate::call::{Bench, Call, Outcome, failed};
 use crate::gates::Shape;
-pub(crate) use fused::{InputNorm, NormedProducts};
+pub(crate) use chained::ScaledProducts;
 use judged::{Judged, agrees, is_padding};
 pub(crate) use norms::NormedReference;
 use oxide_infer::activation::swiglu;
@@ -35,8 +34,6 @@ pub(crate) enum Choice {
     Splits(u64),
     /// Tokens at the end of the batch that belong to no sequence.
     Padding(usize),
-    /// Rows of a tile of the weight, where they are not fixed, and blocks that take turns at tiles.
-    Tiles { rows: u64, blocks: u64 },
 }
 
 /// Runs contracts through one artifact on one device; what that artifact does not admit is not covered.
@@ -110,10 +107,8 @@ impl OxideTile {
         }
     }
 
-    /// A product with its input staged; if the artifact normalizes it, as the residual stream with a norm's weights, and if
-    /// it was weighted before, with sums of the stream's squares.
+    /// A product with its input staged; if that was weighted before, with sums of the stream's squares.
     fn product<'a>(&self, asked: Request, input: &FloatView<'_, 2>) -> Result<Call<'a>, Refusal> {
-        let asked = self.tiled(asked);
         if self.has("norm", "squares") {
             let [m, k] = input.shape();
             let mut call = Call::new(asked.property("input", "weighted_bf16").property("norm", "squares"));
@@ -122,24 +117,9 @@ impl OxideTile {
             call.attribute("epsilon", chained::EPSILON);
             return Ok(call);
         }
-        if !self.has("norm", "rms") {
-            let mut call = Call::new(asked);
-            call.read_float("input", input)?;
-            return Ok(call);
-        }
-        let mut call = Call::new(asked.property("input", "f32").property("norm", "rms"));
-        call.read_list("input", &fused::stream(input));
-        call.read_list("norm_weight", &fused::weights(input.shape()[1]));
-        call.attribute("epsilon", fused::EPSILON);
+        let mut call = Call::new(asked);
+        call.read_float("input", input)?;
         Ok(call)
-    }
-
-    /// With the tiles that were chosen, as far as the artifact leaves them open.
-    fn tiled(&self, asked: Request) -> Request {
-        let Choice::Tiles { rows, blocks } = self.choice else { return asked };
-        let open = |name: &str| self.artifact.manifest().dimensions.contains_key(name);
-        let chosen = [("tile_rows", rows), ("blocks", blocks)].into_iter().filter(|(name, _)| open(name));
-        chosen.fold(asked, |asked, (name, value)| asked.dimension(name, value))
     }
 
     /// Whether the artifact has these properties, and these dimensions in its domain.
@@ -291,9 +271,6 @@ impl Operators for OxideTile {
     ) -> Result<(), Refusal> {
         if self.has("norm", "squares") {
             return chained::rope_append(self, spec, operands);
-        }
-        if self.has("qkv", "projected") {
-            return fused::rope_append(self, spec, operands);
         }
         cache::rope_append(self, spec, operands)
     }

@@ -30,6 +30,13 @@ def swiglu(artifact: Artifact, shape: Shape) -> Case:
     return Case(tensors, {"output": torch.nn.functional.silu(out[:, :n]) * out[:, n:]}, {"epsilon": EPSILON})
 
 
+def scaled(artifact: Artifact, shape: Shape) -> Case:
+    """A product of a weighted input."""
+    m, n, k = shape["m"], shape["n"], shape["k"]
+    tensors = {**stream(m, k), "weight": randn(n, k, scale=k**-0.5)}
+    return Case(tensors, {"output": product(tensors)}, {"epsilon": EPSILON})
+
+
 def projected(artifact: Artifact, shape: Shape) -> Case:
     """Heads of one token of every sequence, projected, turned and appended."""
     heads, kv_heads, dim, k = (shape[name] for name in ("num_q_heads", "num_kv_heads", "head_dim", "hidden_size"))

@@ -220,10 +220,6 @@ BAD_INPUTS = {
         ("starts that end early", early_end, (7,)),
         *BAD_STARTS,
     ],
-    "decode_gemm.projected": [
-        ("page outside the pool", bad_only_page, (3,)),
-        ("negative position", bad_only_position, (2, 4)),
-    ],
     "kv_cache.paged_append": [
         ("page outside the pool", bad_page, (3,)),
         ("negative position", bad_position, (4,)),
@@ -234,6 +230,10 @@ BAD_INPUTS = {
     "chained_gemm.scaled_projected": [
         ("page outside the pool", bad_second_page, (3,)),
         ("negative position", bad_second_position, (2, 4)),
+    ],
+    "chained_gemv.scaled_projected": [
+        ("page outside the pool", bad_only_page, (3,)),
+        ("negative position", bad_only_position, (2, 4)),
     ],
     "paged_decode.paged_decode": BAD_LENGTHS,
     "ragged_prefill.ragged_prefill": BAD_STARTS,

@@ -69,54 +69,6 @@ def product(artifact: Artifact, shape: Shape) -> Case:
     return Case(inputs, {"output": out})
 
 
-def stream(artifact: Artifact, shape: Shape) -> Case:
-    """A product of one row of the residual stream."""
-    epilogue, n, k = artifact.variant["epilogue"], shape["n"], shape["k"]
-    inputs = {"weight": randn(2 * n if epilogue == "norm_swiglu" else n, k, scale=k**-0.5)}
-    inputs |= {"input": randn(1, k, dtype=torch.float32, scale=3.0), "norm_weight": randn(k)}
-    out = normed_product(inputs)
-    if epilogue == "norm_swiglu":
-        out = torch.nn.functional.silu(out[:, :n]) * out[:, n:]
-    return Case(inputs, {"output": out}, {"epsilon": EPSILON})
-
-
-def normed_product(inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The normalized input times the weight; rounded once, before it is scaled."""
-    weighted = (inputs["input"] * inputs["norm_weight"].float()).bfloat16().float()
-    scale = torch.rsqrt(inputs["input"].square().mean(-1, keepdim=True) + EPSILON)
-    return (weighted @ inputs["weight"].float().t()) * scale
-
-
-def projection(artifact: Artifact, shape: Shape) -> Case:
-    """Heads projected from the residual stream, turned and appended, at a position in the last page."""
-    heads, kv_heads, dim, k = (shape[name] for name in ("num_q_heads", "num_kv_heads", "head_dim", "hidden_size"))
-    rows, capacity = (heads + 2 * kv_heads) * dim, min(shape["max_pages"] * PAGE_SIZE, shape["max_positions"])
-    angles = torch.rand(shape["max_positions"], dim // 2, device="cuda") * 6.28
-    inputs = {
-        "input": randn(1, k, dtype=torch.float32, scale=3.0),
-        "norm_weight": randn(k),
-        "weight": randn(rows, k, scale=k**-0.5),
-        "bias": randn(rows),
-        "positions": randint(capacity - PAGE_SIZE // 2, capacity, (1,)),
-        "block_table": pages_of(1, shape["max_pages"], shape["num_pages"]),
-        "rotations": torch.stack((angles.cos(), angles.sin()), -1),
-        "k_pages": randn(shape["num_pages"], kv_heads, PAGE_SIZE, dim),
-        "v_pages": randn(shape["num_pages"], kv_heads, PAGE_SIZE, dim),
-    }
-    projected = normed_product(inputs) + (inputs["bias"].float() if artifact.variant["bias"] == "present" else 0.0)
-    q, k, v = projected.view(1, -1, dim).split((heads, kv_heads, kv_heads), 1)
-    position = int(inputs["positions"])
-    turn, page = inputs["rotations"][position][None, None], int(inputs["block_table"][0, position // PAGE_SIZE])
-    k_pages, v_pages = inputs["k_pages"].clone(), inputs["v_pages"].clone()
-    k_pages[page, :, position % PAGE_SIZE] = rotate(k, turn)[0].bfloat16()
-    v_pages[page, :, position % PAGE_SIZE] = v[0].bfloat16()
-    return Case(
-        {name: tensor for name, tensor in inputs.items() if name in artifact.operands},
-        {"q_out": rotate(q, turn), "k_pages": k_pages, "v_pages": v_pages},
-        {"epsilon": EPSILON},
-    )
-
-
 def append(artifact: Artifact, shape: Shape) -> Case:
     """Sequences of any number of new tokens, some of none, at positions that cross pages."""
     kv_heads, dim = shape["num_kv_heads"], shape["head_dim"]
@@ -335,11 +287,13 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "normalization.add_rms_norm": norm,
     "gemm.dense_small": product,
     "prefill_gemm.dense": product,
-    "decode_gemm.streamed": stream,
-    "decode_gemm.projected": projection,
     "chained_gemm.weighted": chained.weighted,
     "chained_gemm.scaled_swiglu": chained.swiglu,
     "chained_gemm.scaled_projected": chained.projected,
+    "chained_gemv.weighted": chained.weighted,
+    "chained_gemv.scaled": chained.scaled,
+    "chained_gemv.scaled_swiglu": chained.swiglu,
+    "chained_gemv.scaled_projected": chained.projected,
     "kv_cache.rope_append": append,
     "paged_decode.paged_decode": decode,
     "paged_prefill.paged_prefill": prefill,

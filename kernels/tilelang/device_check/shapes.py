@@ -50,11 +50,13 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "normalization.add_rms_norm": rows_of_norm,
         "gemm.dense_small": products,
         "prefill_gemm.dense": products,
-        "decode_gemm.streamed": streams,
-        "decode_gemm.projected": projections,
         "chained_gemm.weighted": products,
         "chained_gemm.scaled_swiglu": scaled_products,
         "chained_gemm.scaled_projected": scaled_projections,
+        "chained_gemv.weighted": single_products,
+        "chained_gemv.scaled": single_products,
+        "chained_gemv.scaled_swiglu": single_products,
+        "chained_gemv.scaled_projected": single_projections,
         "kv_cache.rope_append": appends,
         "paged_decode.paged_decode": decodes,
         "paged_prefill.paged_prefill": prefills,
@@ -105,35 +107,6 @@ def products(artifact: Artifact) -> Iterator[Shape]:
         yield {"m": m, "n": n, "k": k}
 
 
-def streams(artifact: Artifact) -> Iterator[Shape]:
-    """The least and the largest k; tiles of one row and of as many as there may be, one or many turns a block."""
-    domains = artifact.manifest["dimensions"]
-    k, largest = domains["k"], domains["tile_rows"]["max"]
-    for n, size, tile_rows, blocks in (
-        (8, k["min"], 1, 3),
-        (1536, k["max"], largest, 96),
-        (1000, k["max"] - 32, largest - 3, 7),
-        (136, k["min"] + 32, largest, 400),
-    ):
-        yield {"m": 1, "n": n, "k": size, "tile_rows": tile_rows, "blocks": blocks}
-
-
-def projections(artifact: Artifact) -> Iterator[Shape]:
-    """Heads of several models, one or many turns a block."""
-    largest = artifact.manifest["dimensions"]["hidden_size"]["max"]
-    for num_q_heads, num_kv_heads, hidden_size, blocks in (
-        (12, 2, 1536, 128),
-        (28, 4, 2304, 96),
-        (9, 3, 576, 5),
-        (1, 1, largest, 300),
-    ):
-        if hidden_size > largest:
-            continue
-        shape = attention(artifact.variant["head_dim"], 1, 9, num_q_heads, num_kv_heads)
-        rows = {"tokens": 1, "rotary_dim": artifact.variant["head_dim"], "max_positions": 500}
-        yield {**shape, **rows, "hidden_size": hidden_size, "blocks": blocks}
-
-
 def scaled_products(artifact: Artifact) -> Iterator[Shape]:
     """Rows around the tile, an n that no tile divides, and k of a step and of many, more than are loaded ahead."""
     tile = artifact.schedule["block_m"]
@@ -159,6 +132,20 @@ def scaled_projections(artifact: Artifact) -> Iterator[Shape]:
     ):
         shape = attention(head_dim, batch, 9, num_q_heads, num_kv_heads)
         yield {**shape, "tokens": batch, "rotary_dim": head_dim, "max_positions": 500, "hidden_size": hidden_size}
+
+
+def single_products(artifact: Artifact) -> Iterator[Shape]:
+    """The least k and n, and products of several models: of a span, of a part of one and of many, tiles to spare."""
+    for n, k in ((8, 32), (1536, 1536), (136, 4128), (1000, 576), (1536, 8960), (200, 18_944)):
+        yield {"m": 1, "n": n, "k": k}
+
+
+def single_projections(artifact: Artifact) -> Iterator[Shape]:
+    """Heads of several models."""
+    head_dim = artifact.variant["head_dim"]
+    for num_q_heads, num_kv_heads, hidden_size in ((12, 2, 1536), (28, 4, 3584), (9, 3, 576), (1, 1, 32), (3, 3, 8192)):
+        shape = attention(head_dim, 1, 9, num_q_heads, num_kv_heads)
+        yield {**shape, "tokens": 1, "rotary_dim": head_dim, "max_positions": 500, "hidden_size": hidden_size}
 
 
 def appends(artifact: Artifact) -> Iterator[Shape]:

@@ -79,7 +79,7 @@ mod tests {
         // 2 slices of 64, the last one of 8 elements, in 4 ranges of one slice: two are empty.
         assert_eq!(dense("tile_128x128_split4", 72), vec![64, 72, 72, 72]);
         assert_eq!(of("dense_small.bf16.bf16.bias.m16_64x128_s5", 1536), Some(vec![1536]));
-        assert_eq!(of("streamed.bf16.f32.norm.s4", 1536), None);
+        assert_eq!(of("scaled.bf16.w7_s2", 1536), None);
         assert_eq!(of("rms_norm.bf16.up_to_2k", 1536), None);
     }
 }

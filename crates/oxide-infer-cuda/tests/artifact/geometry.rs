@@ -184,22 +184,28 @@ fn a_packed_projection_holds_queries_keys_and_values() {
 }
 
 #[test]
-fn products_of_one_row_take_the_blocks_that_are_asked_for() {
-    let gated = artifact("streamed.bf16.bf16.norm_swiglu.s4");
-    let values = [("m", 1), ("n", 8960), ("k", 1536), ("tile_rows", 7), ("blocks", 128)];
+fn products_of_one_row_have_a_block_for_eight_rows_of_the_weight() {
+    let gated = artifact("scaled_swiglu.bf16.w6_s1");
+    let values = [("m", 1), ("n", 8960), ("k", 1536)];
     let launches = resolve(gated, &values);
-    // Eight warps multiply, one copies.
-    assert_eq!((launches.len(), launches[0].grid, launches[0].launch.block), (1, [128, 1, 1], [288, 1, 1]));
-    assert_eq!(bytes(gated, "input", &values), 1536 * 4);
+    // Four of the gate and four of what it gates. Six warps multiply, one finishes.
+    assert_eq!((launches.len(), launches[0].grid, launches[0].launch.block), (1, [2240, 1, 1], [224, 1, 1]));
+    assert_eq!(bytes(gated, "squares", &values), 192 * 4);
     assert_eq!(bytes(gated, "weight", &values), 2 * 8960 * 1536 * 2);
-    // Two blocks and what the driver keeps of each fit a multiprocessor's 228 KiB.
-    let shared = launches[0].launch.dynamic_shared_memory + launches[0].launch.resources.static_shared_memory;
-    assert!(2 * (shared + 1024) <= 228 * 1024, "{shared}");
+    // Seven blocks, of one product or of several, and what the driver keeps of each fit a multiprocessor's 228 KiB.
+    let shared = launches[0].launch.dynamic_shared_memory;
+    assert!(7 * (shared + 1024) <= 228 * 1024, "{shared}");
+    assert!(7 * 256 * launches[0].launch.resources.registers <= 65_536);
+    let weighted = artifact("weighted.bf16.w7_s3");
+    let values = [("m", 1), ("n", 1536), ("k", 8960)];
+    assert_eq!(resolve(weighted, &values)[0].grid, [192, 1, 1]);
+    let values = [("m", 1), ("n", 151_936), ("k", 1536)];
+    assert_eq!(resolve(artifact("scaled.bf16.w7_s2"), &values)[0].grid, [18_992, 1, 1]);
 }
 
 #[test]
-fn a_projection_reads_the_residual_stream_and_writes_heads() {
-    let projected = artifact("projected.bf16.128.present.s2");
+fn a_projection_of_one_row_has_four_pairs_a_block() {
+    let projected = artifact("scaled_projected.bf16.128.present.w7_s2");
     let values = [
         ("tokens", 1),
         ("batch", 1),
@@ -212,9 +218,8 @@ fn a_projection_reads_the_residual_stream_and_writes_heads() {
         ("num_pages", 40),
         ("max_pages", 8),
         ("max_positions", 1000),
-        ("blocks", 128),
     ];
-    assert_eq!(resolve(projected, &values)[0].grid, [128, 1, 1]);
+    assert_eq!(resolve(projected, &values)[0].grid, [256, 1, 1]);
     assert_eq!(bytes(projected, "weight", &values), 2048 * 1536 * 2);
     assert_eq!(bytes(projected, "bias", &values), 2048 * 2);
     assert_eq!(bytes(projected, "q_out", &values), 12 * 128 * 2);

@@ -131,7 +131,7 @@ impl Binder<'_> {
                 // Nearly every row of a decode step is sampled: the head reads the residual stream itself.
                 let hidden = self.buffers.hidden()?;
                 match &step.logits {
-                    Some(request) => self.normed_logits(request, &mut operators)?,
+                    Some(request) => self.scaled_logits(request, &mut operators)?,
                     None => {
                         self.head_norm(rows, &hidden, &mut operators)?;
                         self.logits(rows, &mut operators)?;

@@ -8,12 +8,12 @@ mod scope;
 mod tests;
 
 use crate::call::{Bench, Unwritten};
-use crate::provider::{Choice, InputNorm, NormedProducts, NormedReference, OxideTile};
+use crate::provider::{Choice, NormedReference, OxideTile, ScaledProducts};
 use crate::record::Finding;
 use anyhow::{Result, anyhow, ensure};
 use oxide_infer::Contract;
 use oxide_infer::conformance::{self, Report};
-use oxide_infer_cuda::artifact::{Artifact, Manifest, Registry};
+use oxide_infer_cuda::artifact::{Artifact, Registry};
 use oxide_infer_cuda::runtime::Context;
 pub(crate) use scope::{Cases, Scope, Shape};
 use std::collections::BTreeMap;
@@ -25,8 +25,6 @@ use std::time::Instant;
 /// Shares of a sequence's pages, for artifacts that split them: one, some that no number of pages is a multiple of, more
 /// than there are pages, and the most that there may be.
 const SPLITS: [u64; 5] = [1, 2, 3, 7, 256];
-/// Rows of a tile that no size is a multiple of, and blocks that take several turns.
-const TILES: Choice = Choice::Tiles { rows: 5, blocks: 7 };
 /// Tokens of no sequence after those of a prefill.
 const PADDING: usize = 5;
 
@@ -131,7 +129,6 @@ fn every_task(artifact: &Artifact) -> Vec<Task> {
         Some(Contract::PAGED_PREFILL | Contract::RAGGED_PREFILL) => {
             vec![Choice::Plain, Choice::Padding(PADDING)]
         }
-        Some(_) if manifest.dimensions.contains_key("blocks") => tiles(manifest),
         Some(_) => vec![Choice::Plain],
         None => vec![],
     };
@@ -140,17 +137,11 @@ fn every_task(artifact: &Artifact) -> Vec<Task> {
     cases.chain(feeds).chain([Task::Binding]).collect()
 }
 
-/// Tiles of one row, of some, and of as many as there may be; more blocks than there are tiles.
-fn tiles(manifest: &Manifest) -> Vec<Choice> {
-    let largest = manifest.dimensions.get("tile_rows").map_or(1, |rows| rows.max);
-    vec![Choice::Tiles { rows: 1, blocks: 3 }, TILES, Choice::Tiles { rows: largest, blocks: 300 }]
-}
-
 impl Task {
-    /// Whether it is the pass over an artifact where one is enough: with pages or tiles shared unevenly, and with no padding.
+    /// Whether it is the pass over an artifact where one is enough: with pages shared unevenly, and with no padding.
     fn is_the_one(self) -> bool {
         match self {
-            Self::Cases(_, Choice::Plain | Choice::Splits(3) | TILES) | Self::History => true,
+            Self::Cases(_, Choice::Plain | Choice::Splits(3)) | Self::History => true,
             Self::Cases(..) | Self::Feedback | Self::Binding => false,
         }
     }
@@ -185,10 +176,8 @@ impl Task {
 fn contract_cases(mut tile: OxideTile, contract: Contract) -> Found {
     let report: Report = if tile.has("qk_norm", "present") {
         conformance::run_against(&mut tile, &mut NormedReference, contract)
-    } else if contract == Contract::DENSE && tile.has("norm", "rms") {
-        conformance::run_against(&mut tile, &mut NormedProducts(InputNorm::Rms), contract)
     } else if contract == Contract::DENSE && tile.has("norm", "squares") {
-        conformance::run_against(&mut tile, &mut NormedProducts(InputNorm::Squares), contract)
+        conformance::run_against(&mut tile, &mut ScaledProducts, contract)
     } else {
         conformance::run_contracts(&mut tile, &[contract])
     };

@@ -147,7 +147,7 @@ impl OxideTile {
     fn split(&self, asked: Request) -> Request {
         match self.choice {
             Choice::Splits(splits) => asked.dimension("splits", splits),
-            Choice::Plain | Choice::Padding(_) | Choice::Tiles { .. } => asked,
+            Choice::Plain | Choice::Padding(_) => asked,
         }
     }
 }

@@ -1,12 +1,13 @@
 //! Products with a norm spread over them (`residual=weighted` and `norm=squares`), on the cases of what is around the norm.
 
 use super::cache::{packed, rotations, sizes};
-use super::{Judged, OxideTile, Refusal, with};
+use super::{Judged, OxideTile, Refusal, failed, with};
 use crate::call::Call;
 use half::bf16;
-use oxide_infer::gemm::dense;
+use oxide_infer::conformance::Operators;
+use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::kv_cache::rope_append;
-use oxide_infer::{Contract, FloatView, Spec as _};
+use oxide_infer::{Contract, DType, FloatView, Spec as _};
 use oxide_infer_cuda::artifact::Request;
 
 /// Elements of the residual stream whose squares are one sum.
@@ -33,6 +34,33 @@ pub(super) fn scaled(input: &FloatView<'_, 2>) -> Vec<f32> {
         (0..k).map(move |at| (f64::from(input.at([row, at])) * scale) as f32)
     };
     (0..m).flat_map(row).collect()
+}
+
+/// What artifacts of `gemm.dense` with `norm=squares` are compared with: the scale in `f32`, and then the product.
+pub(crate) struct ScaledProducts;
+
+impl Operators for ScaledProducts {
+    fn dense(&mut self, spec: &dense::Spec, operands: dense::Operands<'_>) -> Result<(), Refusal> {
+        operands.check(spec)?;
+        let input = scaled(&operands.input);
+        let input = FloatView::contiguous(&input, operands.input.shape()).map_err(failed)?;
+        let config = dense::Config { input: DType::F32, ..spec.config().clone() };
+        let spec = dense::Spec::new(config).map_err(failed)?;
+        Ok(dense::reference(&spec, dense::Operands { input, ..operands })?)
+    }
+
+    fn dense_swiglu(
+        &mut self,
+        spec: &dense_swiglu::Spec,
+        operands: dense_swiglu::Operands<'_>,
+    ) -> Result<(), Refusal> {
+        operands.check(spec)?;
+        let input = scaled(&operands.input);
+        let input = FloatView::contiguous(&input, operands.input.shape()).map_err(failed)?;
+        let config = dense_swiglu::Config { input: DType::F32, ..spec.config().clone() };
+        let spec = dense_swiglu::Spec::new(config).map_err(failed)?;
+        Ok(dense_swiglu::reference(&spec, dense_swiglu::Operands { input, ..operands })?)
+    }
 }
 
 /// `gemm.dense` with `residual=weighted`: the case's output, and what leaves beside it, which is judged by that output.

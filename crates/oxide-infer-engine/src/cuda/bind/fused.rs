@@ -3,7 +3,7 @@
 use super::{Binder, PrepareError, Sequence};
 use crate::cuda::fuse::Fused;
 use crate::cuda::inputs::BodyLayout;
-use crate::cuda::lower::{Activation, Norm};
+use crate::cuda::lower::Activation;
 use crate::cuda::memory::DeviceBuffers;
 use crate::model::{Matrix, Vector};
 use oxide_infer_cuda::artifact::Request;
@@ -20,15 +20,6 @@ impl Binder<'_> {
     ) -> Result<(), PrepareError> {
         let buffers = self.buffers;
         match fused {
-            Fused::Projection { norm, weights, bias } => {
-                let norm_weight = self.weight(norm.weight.id, norm.weight.len)?;
-                let operands = Operands::new()
-                    .span("input", buffers.activation(Activation::Hidden)?)
-                    .region("norm_weight", &norm_weight)
-                    .attribute("epsilon", norm.eps);
-                self.projection(request, operands, (weights, bias.as_deref()), layer, layout, to)
-            }
-            Fused::SwiGlu { norm, gate, up } => self.normed_swiglu(request, norm, [gate, up], to),
             Fused::Weighted { input, weight, norm } => self.weighted(request, *input, weight, norm, to),
             Fused::ScaledProjection { eps, weights, bias } => {
                 let operands = scaled(buffers, *eps)?;
@@ -97,35 +88,13 @@ impl Binder<'_> {
         self.bind(request, operands, to)
     }
 
-    fn normed_swiglu(
-        &mut self,
-        request: &Request,
-        norm: &Norm,
-        [gate, up]: [&Matrix; 2],
-        to: &mut Sequence,
-    ) -> Result<(), PrepareError> {
-        let norm_weight = self.weight(norm.weight.id, norm.weight.len)?;
-        let weight = self.weight(gate.id, gate.rows * gate.cols + up.rows * up.cols)?;
-        let operands = Operands::new()
-            .span("input", self.buffers.activation(Activation::Hidden)?)
-            .region("norm_weight", &norm_weight)
-            .region("weight", &weight)
-            .span("output", self.buffers.activation(Activation::Activated)?)
-            .attribute("epsilon", norm.eps);
-        self.bind(request, operands, to)
-    }
-
-    /// The residual stream to logits in one operator.
-    pub(super) fn normed_logits(&mut self, request: &Request, to: &mut Sequence) -> Result<(), PrepareError> {
+    /// What the last product leaves to logits in one operator.
+    pub(super) fn scaled_logits(&mut self, request: &Request, to: &mut Sequence) -> Result<(), PrepareError> {
         let head = &self.requests.model.head;
-        let norm_weight = self.weight(head.norm.weight.id, head.norm.weight.len)?;
         let weight = self.weight(head.output.id, head.output.rows * head.output.cols)?;
-        let operands = Operands::new()
-            .span("input", self.buffers.activation(Activation::Hidden)?)
-            .region("norm_weight", &norm_weight)
+        let operands = scaled(self.buffers, head.norm.eps)?
             .region("weight", &weight)
-            .region("output", &self.buffers.logits)
-            .attribute("epsilon", head.norm.eps);
+            .region("output", &self.buffers.logits);
         self.bind(request, operands, to)
     }
 }

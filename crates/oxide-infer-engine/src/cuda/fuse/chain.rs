@@ -1,9 +1,11 @@
 //! Norms of a step of a few rows, spread over the products around them.
 
-use super::{CudaOperator, Fused, Requests};
-use crate::cuda::classes::StepClass;
+use super::{CudaOperator, Fused, Requests, Step};
+use crate::cuda::classes::{DecodeClass, StepClass};
 use crate::cuda::lower::{Activation, Residual};
+use crate::model::Vector;
 use oxide_infer_cuda::artifact::Request;
+use std::borrow::Cow;
 
 /// Nanoseconds that a launch of a norm, or of rotation and append, takes between two products: a layer of the 1.5B shape takes
 /// 4.0 us less without three of them (docs/evidence/2026-11-30-h200-fusion-layers.json, 8 rows).
@@ -17,10 +19,17 @@ struct Link {
     readers: usize,
 }
 
-impl Requests<'_> {
+impl<'a> Requests<'a> {
     /// The operators of a class, with every norm between two products spread over them where that is predicted to take no
-    /// longer. The first norm and the last are what they were.
-    pub(super) fn chain(&self, class: StepClass) -> Vec<Vec<CudaOperator>> {
+    /// longer. The first norm is what it was; so is the last, but that of one row goes into the logits.
+    pub(super) fn chain(&self, decode: DecodeClass) -> Step<'a> {
+        let class = StepClass::Decode(decode);
+        let mut layers = self.chained(class);
+        let logits = if decode.rows == 1 { self.close(&mut layers) } else { None };
+        Step { layers: Cow::Owned(layers), logits }
+    }
+
+    fn chained(&self, class: StepClass) -> Vec<Vec<CudaOperator>> {
         let layers = &self.model.layers;
         let numbered = layers.iter().enumerate();
         let all: Vec<(usize, &CudaOperator)> =
@@ -44,11 +53,16 @@ impl Requests<'_> {
         chained
     }
 
-    /// Whether both products are predicted to take no longer than what they stand for, the launches between them included.
+    /// Whether both products have artifacts of one row, which are made for it, or those of more are predicted to take no longer
+    /// than what they stand for, the launches between them included.
     fn admits(&self, link: &Link, rest: &[(usize, &CudaOperator)], class: StepClass) -> bool {
-        let fused = [&link.weighted, &link.scaled].map(|fused| Some(self.fused(fused, class.tokens())));
+        let fused = [&link.weighted, &link.scaled].map(|fused| self.fused(fused, class.tokens()));
+        if class.tokens() == 1 {
+            return fused.iter().all(|request| self.admitted(request));
+        }
         let plain = [rest[0].1, rest[2].1].map(|plain| self.layer(plain, class));
-        let [fused, plain] = [fused, plain].map(|requests| requests.map(|request| self.predicted(&request?)));
+        let [fused, plain] =
+            [fused.map(Some), plain].map(|requests| requests.map(|request| self.predicted(&request?)));
         let sum = |times: [Option<u64>; 2]| Some(times[0]? + times[1]?);
         let saved = LAUNCH * link.readers as u64;
         matches!((sum(fused), sum(plain)), (Some(fused), Some(plain)) if fused <= plain + saved)
@@ -59,17 +73,25 @@ impl Requests<'_> {
         let times = self.registry.predictions(request).ok()?;
         times.into_iter().filter_map(|prediction| prediction.nanoseconds).min()
     }
+
+    /// Spreads the head's norm over the last product and the logits of one row, and returns what is asked for these.
+    fn close(&self, layers: &mut [Vec<CudaOperator>]) -> Option<Request> {
+        let last = layers.last_mut()?.last_mut()?;
+        let (weighted, logits) = (weighted(last, self.model.head.norm.weight)?, self.scaled_logits());
+        let admitted = [&self.fused(&weighted, 1), &logits].into_iter().all(|request| self.admitted(request));
+        admitted.then(|| {
+            *last = CudaOperator::Fused(weighted);
+            logits
+        })
+    }
 }
 
 /// The link that the first operators make.
 fn link(operators: &[(usize, &CudaOperator)]) -> Option<Link> {
     use CudaOperator as O;
     let (&[(_, product), (_, norm)], readers) = operators.split_first_chunk()?;
-    let O::Dense { input, weights, bias: None, residual: Residual::Present, output } = product else {
-        return None;
-    };
-    let (&[weight], Activation::Hidden, O::RmsNorm(norm)) = (&weights[..], output, norm) else { return None };
-    let weighted = Fused::Weighted { input: *input, weight, norm: norm.weight };
+    let O::RmsNorm(norm) = norm else { return None };
+    let weighted = weighted(product, norm.weight)?;
     let eps = norm.eps;
     let (scaled, readers) = match readers {
         [
@@ -81,4 +103,14 @@ fn link(operators: &[(usize, &CudaOperator)]) -> Option<Link> {
         _ => return None,
     };
     Some(Link { weighted, scaled, readers })
+}
+
+/// A product that ends a block, with what the norm after it needs.
+fn weighted(product: &CudaOperator, norm: Vector) -> Option<Fused> {
+    let CudaOperator::Dense { input, weights, bias: None, residual: Residual::Present, output } = product
+    else {
+        return None;
+    };
+    let (&[weight], Activation::Hidden) = (&weights[..], output) else { return None };
+    Some(Fused::Weighted { input: *input, weight, norm })
 }

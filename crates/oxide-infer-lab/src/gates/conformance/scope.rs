@@ -54,7 +54,11 @@ impl Shape {
             // More tiles than multiprocessors, so that a block takes a second one, and rows over a tile's border.
             ("gemm.dense", "prefill_gemm.dense") => &[("m", 133), ("n", 17_416), ("k", 136)],
             ("gemm.dense", kernel) if kernel.starts_with("gemv.") => &[("m", 1), ("n", 200), ("k", 1032)],
-            ("gemm.dense", "decode_gemm.streamed") => &[("m", 1), ("k", 1056)],
+            // More steps of k than there are stages, the last one not whole.
+            ("gemm.dense", "chained_gemv.weighted") => &[("m", 1), ("n", 200), ("k", 1032)],
+            ("gemm.dense", "chained_gemv.scaled" | "chained_gemv.scaled_swiglu") => {
+                &[("m", 1), ("n", 200), ("k", 1056)]
+            }
             // In multiples of 32, since sums of squares are loaded four at a time.
             ("gemm.dense", "chained_gemm.scaled_swiglu") => &[("m", 17), ("n", 200), ("k", 1056)],
             // More steps of k than any schedule has stages, but where clusters cut k, and rows or columns over a tile's border.
@@ -63,7 +67,7 @@ impl Shape {
             ("kv_cache.rope_append", "chained_gemm.scaled_projected") => {
                 &[("tokens", 33), ("num_q_heads", 9)]
             }
-            ("kv_cache.rope_append", "decode_gemm.projected") => &[("tokens", 1), ("num_q_heads", 9)],
+            ("kv_cache.rope_append", "chained_gemv.scaled_projected") => &[("tokens", 1), ("num_q_heads", 9)],
             // Those in Rust take pages of any size.
             ("kv_cache.rope_append", kernel) if kernel.starts_with("rope_append.") => {
                 &[("tokens", 135), ("num_q_heads", 9), ("page_size", 16)]

@@ -92,12 +92,12 @@ pub(super) fn with_no_row_status(a: &Artifact, d: &Dimensions, m: &mut Memory) -
     fault
 }
 
-/// The residual stream goes into the product as it is.
-pub(super) fn with_no_norm(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
-    let norm_weight = list::<bf16>(m, "norm_weight");
-    put(m, "norm_weight", &vec![bf16::ONE; norm_weight.len()]);
+/// The weighted stream goes into the product with no scale but that of epsilon.
+pub(super) fn with_no_squares(a: &Artifact, d: &Dimensions, m: &mut Memory) -> Option<DeviceStatus> {
+    let squares = list::<f32>(m, "squares");
+    put(m, "squares", &vec![0.0_f32; squares.len()]);
     let fault = documented(a, d, m);
-    put(m, "norm_weight", &norm_weight);
+    put(m, "squares", &squares);
     fault
 }
 

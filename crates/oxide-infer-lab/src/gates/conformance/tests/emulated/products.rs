@@ -1,6 +1,5 @@
 //! Products of a few rows.
 
-use super::cache::round;
 use super::{Memory, list, put};
 use half::bf16;
 use oxide_infer_cuda::artifact::{Dimensions, Manifest};
@@ -42,8 +41,8 @@ pub(super) fn project(memory: &mut Memory, dimensions: &Dimensions) {
     put(memory, "query_start", &(0..=dimensions["tokens"] as i32).collect::<Vec<_>>());
 }
 
-/// Each row of the input times each row of the weight. With a norm the input is weighted and rounded, here or before, and
-/// the sums are scaled.
+/// Each row of the input times each row of the weight. With a norm the input was weighted before, and the sums are
+/// scaled.
 fn sums(memory: &Memory, k: usize) -> Vec<f32> {
     let weight: Vec<f64> = list::<bf16>(memory, "weight").iter().map(|x| x.to_f64()).collect();
     let projects = memory.contains_key("q_out");
@@ -55,12 +54,6 @@ fn sums(memory: &Memory, k: usize) -> Vec<f32> {
         let epsilon = if projects { 12.0 } else { 0.25 };
         let scale = |row: &[f32]| 1.0 / (mean(row) + epsilon).sqrt();
         (given(), squares.chunks_exact(k / 8).map(scale).collect())
-    } else if memory.contains_key("norm_weight") && !writes_squares(memory) {
-        let (stream, norm) = (list::<f32>(memory, "input"), list::<bf16>(memory, "norm_weight"));
-        let mean = stream.iter().map(|x| x * x).sum::<f32>() / stream.len() as f32;
-        let epsilon = if projects { 12.0 } else { 0.01 };
-        let weighted = stream.iter().zip(norm).map(|(x, weight)| round(x * weight.to_f32()));
-        (weighted.collect(), vec![1.0 / (mean + epsilon).sqrt()])
     } else {
         let input: Vec<f32> = given();
         let rows = input.len() / k;

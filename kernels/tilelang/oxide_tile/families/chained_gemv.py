@@ -1,0 +1,438 @@
+"""Matrix products of one token, with no kernel that only normalizes, turns or appends between them.
+
+The contracts are those of `chained_gemm`. A block has 8 rows of the weight, and its warps share k. Each copies what it
+multiplies, 512 bytes of a row at a time, to a place in shared memory that is its own, so that warps wait for their
+copies but never for each other. The first copies begin as soon as the block is placed, which may be several kernels
+before its input is there: blocks are so small that those of the next products fit beside those that still run, and
+memory is read all the while. One more warp has no rows: it finds what the end of a product takes, adds up what the
+others have, and stores it.
+
+Tensor cores multiply, with the token as all 16 rows of the left operand: they take a weight in one instruction where
+unpacking and multiplying it takes seventeen.
+"""
+
+from dataclasses import replace
+
+import tilelang.language as T
+
+from oxide_tile.definition import UNLIMITED, Definition, Domain, Tensor
+from oxide_tile.expr import Name
+from oxide_tile.families.chained import (
+    LANES,
+    QUAD,
+    SQUARES,
+    SUMS,
+    find_place,
+    outputs,
+    projected_contract,
+    store,
+    swiglu_contract,
+    turn_pairs,
+    weighted_contract,
+)
+from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, U32, exactly, part
+from oxide_tile.families.gemm import ALL_CONSUMERS, WARP, silu
+
+# Rows of a tile, the columns of a tensor core's right operand; those that come from one place, where it has two.
+ROWS, HALF = 8, 4
+# Elements of a copy of 16 bytes, of a row that a warp copies at once, and of what four matrices of 8 by 8 have.
+VECTOR, SPAN, PIECE = 8, 256, 32
+# Sums of squares that a lane loads at once.
+AHEAD = 4
+# Of a thread, so that shared memory and not registers says how many blocks fit a multiprocessor that has 64 Ki of them.
+REGISTERS, ALL_REGISTERS = 40, 65_536
+# Warps wait for their own copies only, and for all others by hand.
+PASS_CONFIGS = {
+    "tl.disable_warp_specialized": True,
+    "tl.disable_safe_memory_legalize": True,
+    "tl.disable_thread_storage_sync": True,
+}
+
+
+@T.macro
+def copy_weights(weight, ring, slot, low, high, at, k):
+    """Begin to copy this warp's span of a tile: of four rows from `low` on, and of four from `high` on."""
+    warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
+    for i in T.unroll(ROWS):
+        # Pieces of 16 bytes change places within 128, so that the same of 8 rows lie in different banks.
+        T.ptx_cp_async(
+            T.access_ptr(ring[slot, warp, i, (lane ^ i) * VECTOR], "w", VECTOR),
+            T.access_ptr(weight[low + i if i < HALF else high + i - HALF, at + lane * VECTOR], "r", VECTOR),
+            VECTOR,
+            predicate=at + lane * VECTOR < k,
+        )
+
+
+@T.macro
+def copy_token(input, tokens, slot, at, k):
+    """Begin to copy what that span is multiplied with."""
+    warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
+    T.ptx_cp_async(
+        T.access_ptr(tokens[slot, warp, lane * VECTOR], "w", VECTOR),
+        T.access_ptr(input[0, at + lane * VECTOR], "r", VECTOR),
+        VECTOR,
+        predicate=at + lane * VECTOR < k,
+    )
+
+
+@T.macro
+def multiply_span(ring, tokens, sum_, slot, at, k):
+    """Add the products of a span to the sums of 8 rows, of which a lane has two. What is past k is zeros."""
+    warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
+    right = T.alloc_local((SPAN // PIECE, 4), U32)
+    token = T.alloc_local((SPAN // PIECE, 4), U32)
+    left = T.alloc_local((2, 4), U32)
+    if at < k:
+        for j in T.unroll(SPAN // PIECE):
+            # In 128 bytes are two pieces.
+            place = j // 2 * 2 * PIECE + ((j % 2 * 4 + lane // ROWS) ^ (lane % ROWS)) * VECTOR
+            T.ptx_ldmatrix(
+                False, 4,
+                T.access_ptr(ring[slot, warp, lane % ROWS, place], "r", 8),
+                T.access_ptr(right[j, 0], "w", 4),
+            )  # fmt: skip
+            T.ptx_ldmatrix(
+                False, 4,
+                T.access_ptr(tokens[slot, warp, j * PIECE + lane // ROWS * VECTOR], "r", 8),
+                T.access_ptr(token[j, 0], "w", 4),
+            )  # fmt: skip
+        for j in T.unroll(SPAN // PIECE):
+            for side in T.unroll(2):
+                for i in T.unroll(4):
+                    left[side, i] = token[j, side * 2 + i // 2]
+                T.ptx_mma(
+                    F32, "m16n8k16", "row", "col", "bf16", "bf16", "fp32",
+                    left.data, side * 4, right.data, j * 4 + side * 2, sum_.data, side * 4, T.bool(False),
+                )  # fmt: skip
+
+
+@T.macro
+def multiply(input, weight, ring, tokens, sums, low, high, k, warps, stages):
+    """The sums of 8 rows by warp; weights of the first steps are copied before the predecessor has ended."""
+    warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
+    steps = T.alloc_var(I32, init=T.ceildiv(k, warps * SPAN))
+    sum_ = T.alloc_local((2, 4), F32)
+    for step in T.unroll(stages):
+        copy_weights(weight, ring, step, low, high, (step * warps + warp) * SPAN, k)
+    T.pdl_sync()
+    # The first group has all of those weights.
+    for step in T.unroll(stages):
+        copy_token(input, tokens, step, (step * warps + warp) * SPAN, k)
+        T.ptx_commit_group()
+    for side in T.unroll(2):
+        for j in T.unroll(4):
+            sum_[side, j] = 0.0
+    for step in T.serial(steps):
+        slot = T.alloc_var(I32, init=step % stages)
+        T.ptx_wait_group(stages - 1)
+        T.sync_warp()
+        multiply_span(ring, tokens, sum_, slot, (step * warps + warp) * SPAN, k)
+        T.sync_warp()
+        at = T.alloc_var(I32, init=((step + stages) * warps + warp) * SPAN)
+        if at < k:
+            copy_weights(weight, ring, slot, low, high, at, k)
+            copy_token(input, tokens, slot, at, k)
+        T.ptx_commit_group()
+    if lane < HALF:
+        for j in T.unroll(2):
+            sums[warp, lane * 2 + j] = sum_[0, j] + sum_[1, j]
+    T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
+
+
+@T.macro
+def load_squares(squares, ahead, vectors):
+    """Begin to load a lane's sums of squares."""
+    for v in T.unroll(AHEAD):
+        for j in T.vectorized(SUMS):
+            ahead[v, j] = 0.0
+        if v * WARP + T.get_thread_binding() % WARP < vectors:
+            for j in T.vectorized(SUMS):
+                ahead[v, j] = squares[0, v * WARP + T.get_thread_binding() % WARP, j]
+
+
+@T.macro
+def scale_of(squares, ahead, vectors, epsilon):
+    """One over the root mean square of the token, for every lane of a warp."""
+    square = T.alloc_var(F32, init=0.0)
+    for v in T.unroll(AHEAD):
+        for j in T.unroll(SUMS):
+            square += ahead[v, j]
+    for v in T.serial(T.ceildiv(vectors, WARP) - AHEAD):
+        at = T.alloc_var(I32, init=(v + AHEAD) * WARP + T.get_thread_binding() % WARP)
+        if at < vectors:
+            for j in T.unroll(SUMS):
+                square += squares[0, at, j]
+    for distance in T.unroll(5):
+        square += T.shfl_xor(square, 1 << distance)
+    return T.rsqrt(square / T.cast(vectors * (SUMS * SQUARES), F32) + epsilon)
+
+
+@T.macro
+def collect(sums, row, warps):
+    """The sum of a row over all warps, in their order."""
+    total = T.alloc_var(F32, init=sums[0, row])
+    for warp in T.unroll(warps - 1):
+        total += sums[warp + 1, row]
+    return total
+
+
+def weighted(dtype: str, warps: int, stages: int) -> Definition:
+    """As `chained_gemm.weighted`, but the squares of 8 elements are added up in pairs of pairs."""
+    tile = TILE_DTYPES[dtype]
+    n, k, eights = T.dynamic("n"), T.dynamic("k"), T.dynamic("eights_of_row")
+
+    @T.prim_func
+    def function(
+        input: T.Tensor((1, k), tile),
+        weight: T.Tensor((n, k), tile),
+        residual: T.Tensor((1, n), F32),
+        norm_weight: T.Tensor((n,), tile),
+        output: T.Tensor((1, n), F32),
+        weighted: T.Tensor((1, n), tile),
+        squares: T.Tensor((1, eights), F32),
+    ):
+        with T.Kernel(eights, threads=(warps + 1) * WARP) as block:
+            ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
+            tokens = T.alloc_shared((stages, warps, SPAN), tile)
+            sums = T.alloc_shared((warps, ROWS), F32)
+            T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
+            thread = T.get_thread_binding()
+            T.pdl_trigger()
+            first = T.alloc_var(I32, init=block * ROWS)
+            if thread < warps * WARP:
+                multiply(input, weight, ring, tokens, sums, first, first + HALF, k, warps, stages)
+            else:
+                row = T.alloc_var(I32, init=first + thread % ROWS)
+                norm = T.alloc_var(F32, init=T.cast(norm_weight[row], F32))
+                T.pdl_sync()
+                added = T.alloc_var(F32, init=residual[0, row])
+                T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
+                total = T.alloc_var(F32, init=collect(sums, thread % ROWS, warps) + added)
+                square = T.alloc_var(F32, init=total * total)
+                for distance in T.unroll(3):
+                    square += T.shfl_xor(square, 1 << distance)
+                if thread % WARP < ROWS:
+                    output[0, row] = total
+                    weighted[0, row] = T.cast(total * norm, tile)
+                if thread % WARP == 0:
+                    squares[0, block] = square
+
+    return replace(
+        one_row(weighted_contract(function, dtype)),
+        derived={"eights_of_row": part("n", SQUARES)},
+        pass_configs=PASS_CONFIGS,
+    )
+
+
+def scaled_swiglu(dtype: str, warps: int, stages: int) -> Definition:
+    """`silu(scale * gate) * (scale * up)`; `weight` is `[2 n, k]`, gate rows first. A tile has four rows of either."""
+    tile = TILE_DTYPES[dtype]
+    n, k, vectors = T.dynamic("n"), T.dynamic("k"), T.dynamic("vectors")
+
+    @T.prim_func
+    def function(
+        input: T.Tensor((1, k), tile),
+        squares: T.Tensor((1, vectors, SUMS), F32),
+        weight: T.Tensor((n * 2, k), tile),
+        output: T.Tensor((1, n), tile),
+        epsilon: T.float32,
+    ):
+        with T.Kernel(n // HALF, threads=(warps + 1) * WARP) as block:
+            ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
+            tokens = T.alloc_shared((stages, warps, SPAN), tile)
+            sums = T.alloc_shared((warps, ROWS), F32)
+            T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
+            thread = T.get_thread_binding()
+            T.pdl_trigger()
+            first = T.alloc_var(I32, init=block * HALF)
+            if thread < warps * WARP:
+                multiply(input, weight, ring, tokens, sums, first, n + first, k, warps, stages)
+            else:
+                ahead = T.alloc_local((AHEAD, SUMS), F32)
+                row = T.alloc_var(I32, init=thread % HALF)
+                T.pdl_sync()
+                load_squares(squares, ahead, vectors)
+                scale = T.alloc_var(F32, init=scale_of(squares, ahead, vectors, epsilon))
+                T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
+                gate = T.alloc_var(F32, init=collect(sums, row, warps) * scale)
+                up = T.alloc_var(F32, init=collect(sums, HALF + row, warps) * scale)
+                if thread % WARP < HALF:
+                    output[0, first + row] = T.cast(silu(gate) * up, tile)
+
+    return replace(
+        one_row(swiglu_contract(function, dtype)),
+        derived={"vectors": part("k", SUMS * SQUARES)},
+        pass_configs=PASS_CONFIGS,
+    )
+
+
+def scaled(dtype: str, warps: int, stages: int) -> Definition:
+    """`output = scale * input . weight^T` in f32."""
+    tile = TILE_DTYPES[dtype]
+    n, k, vectors = T.dynamic("n"), T.dynamic("k"), T.dynamic("vectors")
+
+    @T.prim_func
+    def function(
+        input: T.Tensor((1, k), tile),
+        squares: T.Tensor((1, vectors, SUMS), F32),
+        weight: T.Tensor((n, k), tile),
+        output: T.Tensor((1, n), F32),
+        epsilon: T.float32,
+    ):
+        with T.Kernel(n // ROWS, threads=(warps + 1) * WARP) as block:
+            ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
+            tokens = T.alloc_shared((stages, warps, SPAN), tile)
+            sums = T.alloc_shared((warps, ROWS), F32)
+            T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
+            thread = T.get_thread_binding()
+            T.pdl_trigger()
+            first = T.alloc_var(I32, init=block * ROWS)
+            if thread < warps * WARP:
+                multiply(input, weight, ring, tokens, sums, first, first + HALF, k, warps, stages)
+            else:
+                ahead = T.alloc_local((AHEAD, SUMS), F32)
+                row = T.alloc_var(I32, init=thread % ROWS)
+                T.pdl_sync()
+                load_squares(squares, ahead, vectors)
+                scale = T.alloc_var(F32, init=scale_of(squares, ahead, vectors, epsilon))
+                T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
+                total = T.alloc_var(F32, init=collect(sums, row, warps) * scale)
+                if thread % WARP < ROWS:
+                    output[0, first + row] = total
+
+    return replace(
+        one_row(
+            Definition(
+                contract="gemm.dense",
+                function=function,
+                properties={
+                    "input": f"weighted_{dtype}",
+                    "weight": dtype,
+                    "output": "f32",
+                    "bias": "absent",
+                    "residual": "absent",
+                    "norm": "squares",
+                },
+                dimensions={
+                    "m": Domain(),
+                    "n": Domain(ROWS, UNLIMITED, ROWS),
+                    "k": Domain(SUMS * SQUARES, UNLIMITED, SUMS * SQUARES),
+                },
+                operands={
+                    "input": Tensor(("m", "k")),
+                    "squares": Tensor(("m", part("k", SQUARES))),
+                    "weight": Tensor(("n", "k")),
+                    "output": Tensor(("m", "n"), "write"),
+                },
+                attributes={"epsilon": "f32"},
+            )
+        ),
+        derived={"vectors": part("k", SUMS * SQUARES)},
+        pass_configs=PASS_CONFIGS,
+    )
+
+
+def scaled_projected(dtype: str, head_dim: int, bias: str, warps: int, stages: int) -> Definition:
+    """Query, key and value heads; then as `kv_cache.rope_append`. A tile is four pairs of a head."""
+    tile = TILE_DTYPES[dtype]
+    half, biased = head_dim // 2, bias == "present"
+    # Tiles of a head, which are as many as half a head has quads.
+    groups = half // QUAD
+    k, vectors, rows, quads = (T.dynamic(n) for n in ("k", "vectors", "rows", "quads"))
+    max_pages, num_pages = T.dynamic("max_pages"), T.dynamic("num_pages")
+    max_positions, num_q_heads, num_kv_heads = (
+        T.dynamic(name) for name in ("max_positions", "num_q_heads", "num_kv_heads")
+    )
+
+    @T.prim_func
+    def function(
+        input: T.Tensor((1, k), tile),
+        squares: T.Tensor((1, vectors, SUMS), F32),
+        weight: T.Tensor((rows, k), tile),
+        bias: T.Tensor((quads, QUAD), tile),
+        positions: T.Tensor((1,), I32),
+        block_table: T.Tensor((1, max_pages), I32),
+        rotations: T.Tensor((max_positions, groups, LANES), F32),
+        q_out: T.Tensor((1, num_q_heads, head_dim // QUAD, QUAD), tile),
+        k_pages: T.Tensor((num_pages, num_kv_heads, PAGE_SIZE, head_dim // QUAD, QUAD), tile),
+        v_pages: T.Tensor((num_pages, num_kv_heads, PAGE_SIZE, head_dim // QUAD, QUAD), tile),
+        status: T.Tensor((1,), I32),
+        epsilon: T.float32,
+    ):
+        with T.Kernel(rows // ROWS, threads=(warps + 1) * WARP) as block:
+            ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
+            tokens = T.alloc_shared((stages, warps, SPAN), tile)
+            sums = T.alloc_shared((warps, ROWS), F32)
+            T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
+            thread = T.get_thread_binding()
+            T.pdl_trigger()
+            head = T.alloc_var(I32, init=block // groups)
+            quad = T.alloc_var(I32, init=block % groups)
+            if thread < warps * WARP:
+                first = T.alloc_var(I32, init=head * head_dim + quad * QUAD)
+                multiply(input, weight, ring, tokens, sums, first, first + half, k, warps, stages)
+            else:
+                ahead = T.alloc_local((AHEAD, SUMS), F32)
+                side = T.alloc_local((2, QUAD), tile)
+                turned_by = T.alloc_local((1, LANES), F32)
+                place = T.alloc_local((1, 3), I32)
+                low = T.alloc_local((QUAD,), F32)
+                high = T.alloc_local((QUAD,), F32)
+                low_out = T.alloc_local((QUAD,), tile)
+                high_out = T.alloc_local((QUAD,), tile)
+                if biased:
+                    for side_of in T.unroll(2):
+                        for lane in T.vectorized(QUAD):
+                            side[side_of, lane] = bias[head * (2 * groups) + side_of * groups + quad, lane]
+                T.pdl_sync()
+                load_squares(squares, ahead, vectors)
+                find_place(
+                    status, positions, block_table, place, 0, 0,
+                    block == 0 and thread == warps * WARP, max_positions, max_pages, num_pages,
+                )  # fmt: skip
+                for lane in T.vectorized(LANES):
+                    turned_by[0, lane] = rotations[T.max(place[0, 0], 0), quad, lane]
+                scale = T.alloc_var(F32, init=scale_of(squares, ahead, vectors, epsilon))
+                T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
+                if thread == warps * WARP:
+                    for lane in T.vectorized(QUAD):
+                        low[lane] = sums[0, lane]
+                    for lane in T.vectorized(QUAD):
+                        high[lane] = sums[0, HALF + lane]
+                    for warp in T.unroll(warps - 1):
+                        for lane in T.vectorized(QUAD):
+                            low[lane] += sums[warp + 1, lane]
+                        for lane in T.vectorized(QUAD):
+                            high[lane] += sums[warp + 1, HALF + lane]
+                    for lane in T.unroll(QUAD):
+                        low[lane] *= scale
+                        high[lane] *= scale
+                        if biased:
+                            low[lane] += T.cast(side[0, lane], F32)
+                            high[lane] += T.cast(side[1, lane], F32)
+                    turn_pairs(
+                        low, high, low_out, high_out, turned_by, place, 0, head >= num_q_heads + num_kv_heads, tile
+                    )
+                    store(
+                        q_out, k_pages, v_pages, low_out, high_out, place, 0, 0, head, quad, groups,
+                        num_q_heads, num_kv_heads,
+                    )  # fmt: skip
+
+    projection = projected_contract(function, dtype, head_dim, "present" if biased else "absent")
+    return replace(
+        projection,
+        dimensions={**projection.dimensions, "tokens": exactly(1), "batch": exactly(1)},
+        conditions=(),
+        derived={
+            "rows": outputs(head_dim),
+            "quads": outputs(head_dim) // QUAD,
+            "k": Name("hidden_size"),
+            "vectors": part("hidden_size", SUMS * SQUARES),
+        },
+        pass_configs=PASS_CONFIGS,
+    )
+
+
+def one_row(product: Definition) -> Definition:
+    """The product of one row."""
+    return replace(product, dimensions={**product.dimensions, "m": exactly(1)})
