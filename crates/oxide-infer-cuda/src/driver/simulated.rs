@@ -28,6 +28,8 @@ struct State {
     broken: Option<u32>,
     violations: Vec<String>,
     launches: usize,
+    /// Bytes of device memory.
+    memory: u64,
 }
 
 #[derive(Default)]
@@ -66,7 +68,9 @@ const PAGE: u64 = 4096;
 impl SimulatedDriver {
     /// A driver with one idle device.
     pub fn new() -> Arc<Self> {
-        Arc::new(Self::default())
+        let driver = Self::default();
+        driver.set_memory(1 << 30);
+        Arc::new(driver)
     }
 
     /// Stops the device: work is queued and nothing of it runs.
@@ -89,6 +93,11 @@ impl SimulatedDriver {
     pub fn break_device(&self, code: u32) {
         self.state().broken = Some(code);
         self.changed.notify_all();
+    }
+
+    /// Bytes that the device says it has in all, 1 GiB until then; allocations are not held to it.
+    pub fn set_memory(&self, bytes: u64) {
+        self.state().memory = bytes;
     }
 
     /// Device allocations that are not freed.
@@ -275,7 +284,8 @@ unsafe impl Driver for SimulatedDriver {
 
     unsafe fn memory_info(&self) -> Result<MemoryInfo, CudaError> {
         let used: usize = self.call("cuMemGetInfo")?.allocations.values().map(Vec::len).sum();
-        Ok(MemoryInfo { free: (1 << 30) - used as u64, total: 1 << 30 })
+        let state = self.state();
+        Ok(MemoryInfo { free: state.memory.saturating_sub(used as u64), total: state.memory })
     }
 
     unsafe fn stream_create(&self) -> Result<RawStream, CudaError> {

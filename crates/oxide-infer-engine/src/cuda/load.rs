@@ -4,7 +4,7 @@ use super::deterministic::NotDeterministicError;
 use super::executor::{Bodies, CudaExecutor, Ring, Rings};
 use super::inputs::{HeadInputLayout, HeadOutputLayout};
 use super::lower::CudaModel;
-use super::memory::{DeviceBuffers, MemorySizes, page_bytes};
+use super::memory::{DeviceBuffers, LEAST_PAGES, MemorySizes, page_bytes};
 use super::options::{ArtifactSource, CudaOptions, CudaPlanError, STEPS_IN_FLIGHT};
 use super::plan::{CoverageError, PlanSizes, Plans, Requests, UncoveredError};
 use super::slots::Slots;
@@ -189,17 +189,20 @@ fn fit(
         classes: Classes::of(options, max_model_len),
         max_sequences: options.max_sequences,
         max_model_len,
-        pool_pages: 2,
+        pool_pages: LEAST_PAGES,
         multiprocessors: context.device().multiprocessors as usize,
     };
     let workspace = Requests::new(config, model, &sizes, registry)?.cover()?;
-    let fixed = MemorySizes::new(config, &sizes, workspace).bytes() + weights.bytes() as u64;
-    let left = context.memory_info()?.free.saturating_sub(fixed);
+    let memory = MemorySizes::new(config, &sizes, workspace);
+    let free = context.memory_info()?.free;
+    memory.plan(config, &sizes, weights, LEAST_PAGES).check(free)?;
+    let left = free - memory.bytes() - weights.bytes() as u64;
     let limits = options.limits(config, page_bytes(config), left)?;
     sizes.max_model_len = limits.max_model_len;
     sizes.pool_pages = limits.num_pages + 1;
     let workspace = Requests::new(config, model, &sizes, registry)?.cover()?;
     let memory = MemorySizes::new(config, &sizes, workspace);
+    memory.plan(config, &sizes, weights, sizes.pool_pages).check(free)?;
     Ok(Fit { limits, sizes, memory })
 }
 

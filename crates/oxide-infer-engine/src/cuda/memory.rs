@@ -14,6 +14,9 @@ use oxide_infer_cuda::runtime::{
 /// Tokens in a KV page.
 pub(super) const PAGE_SIZE: usize = 64;
 
+/// The null page, and one for a sequence.
+pub(super) const LEAST_PAGES: usize = 2;
+
 /// Bytes of one page of keys and of values, in all layers.
 pub(super) fn page_bytes(config: &ModelConfig) -> u64 {
     2 * (config.num_layers * PAGE_SIZE * config.kv_size() * size_of::<bf16>()) as u64
@@ -162,10 +165,30 @@ impl MemorySizes {
     pub(super) fn bytes(&self) -> u64 {
         self.parts().iter().map(|&bytes| bytes as u64).sum()
     }
+
+    /// What a model needs with so many pages, by what there could be less of.
+    pub(super) fn plan(
+        &self,
+        config: &ModelConfig,
+        sizes: &PlanSizes,
+        weights: &WeightLayout,
+        pages: usize,
+    ) -> MemoryPlan {
+        let (tokens, sequences) = (sizes.max_tokens() as u64, sizes.max_sequences as u64);
+        let of_token = self.activations.iter().sum::<usize>() as u64 / tokens;
+        let of_sequence = 4 * (self.history + self.last_tokens) as u64 / sequences;
+        let rest = self.bytes() - of_token * tokens - of_sequence * sequences;
+        MemoryPlan::default()
+            .fixed("weights", weights.bytes() as u64)
+            .fixed("workspace", rest)
+            .counted("tokens a step", of_token, tokens, sequences)
+            .counted("sequences", of_sequence, sequences, 1)
+            .counted("KV pages", page_bytes(config), pages as u64, LEAST_PAGES as u64)
+    }
 }
 
 impl DeviceBuffers {
-    /// Allocates everything, or says by how much it does not fit.
+    /// Allocates everything, which was found to fit.
     pub(super) fn allocate(
         context: &Context,
         config: &ModelConfig,
@@ -176,7 +199,7 @@ impl DeviceBuffers {
         let plan = MemoryPlan::default()
             .fixed("weights", weights.bytes() as u64)
             .fixed("workspace", sizes.bytes())
-            .counted("KV pages", page_bytes(config), pool_pages as u64, 2);
+            .fixed("KV pages", page_bytes(config) * pool_pages as u64);
         let parts = plan.allocate(context)?;
         let [weights, working, pools] =
             <[DeviceMemory; 3]>::try_from(parts).unwrap_or_else(|_| unreachable!("the plan has three parts"));

@@ -13,7 +13,7 @@ use crate::model::{DenseDecoder, Matrix, ModelConfig};
 use oxide_infer::DType;
 use oxide_infer_cuda::artifact::{Registry, Request, SelectError};
 use oxide_infer_cuda::runtime::{Loader, OperatorPlan, PlanError, Workspace};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::num::NonZeroU32;
 use std::rc::Rc;
@@ -29,7 +29,7 @@ pub struct Uncovered {
 
 /// A model that the artifacts do not wholly cover.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("the artifacts do not cover the model, {} operators are missing:{}", operators.len(), list(operators))]
+#[error("the artifacts do not cover the model; missing are {}:{}", operators.len(), list(operators))]
 pub struct UncoveredError {
     /// Every operator that is missing, in the model's order.
     pub operators: Vec<Uncovered>,
@@ -372,21 +372,27 @@ impl Requests<'_> {
 
     /// Checks that every operator has its artifact in every class, and says how many bytes of workspace the largest needs.
     pub(super) fn cover(&self) -> Result<usize, UncoveredError> {
-        let mut missing: BTreeMap<String, Uncovered> = BTreeMap::new();
+        let mut operators = Vec::new();
+        let mut named = HashSet::new();
         let mut workspace = 0;
         for (_, operator, asked) in self.all() {
-            let needed = asked.and_then(|request| workspace_bytes(self.registry, &request));
-            match needed {
+            let kind = match &asked {
+                Ok(request) => format!("{} {:?}", request.contract(), request.properties()),
+                Err(text) => text.clone(),
+            };
+            match asked.and_then(|request| workspace_bytes(self.registry, &request)) {
                 Ok(bytes) => workspace = workspace.max(bytes),
-                // Of the classes of one operator the first that is missing says enough.
+                // Of the classes that ask for the same but for its dimensions, the first that is missing says enough.
                 Err(reason) => {
-                    missing.entry(operator.clone()).or_insert(Uncovered { operator, reason });
+                    if named.insert((operator.clone(), kind)) {
+                        operators.push(Uncovered { operator, reason });
+                    }
                 }
             }
         }
-        match missing.is_empty() {
+        match operators.is_empty() {
             true => Ok(workspace),
-            false => Err(UncoveredError { operators: missing.into_values().collect() }),
+            false => Err(UncoveredError { operators }),
         }
     }
 }

@@ -2,8 +2,8 @@
 //! work is enqueued, over which memory, and that nothing of it is lost or freed early.
 
 use super::{
-    ArtifactSource, CoverageError, CudaExecutor, CudaLoadError, CudaOptions, DecodeLaunch, check_coverage,
-    load_cuda_on,
+    ArtifactSource, CoverageError, CudaExecutor, CudaLoadError, CudaOptions, CudaPlanError, DecodeLaunch,
+    check_coverage, load_cuda_on,
 };
 use crate::batch::{
     BatchRow, EngineBatch, Executor, HiddenStates, PlanGoal, PromptLogprobs, RowInput, SlotId, StepKind,
@@ -16,7 +16,7 @@ use oxide_infer::sampling::SamplingParams;
 use oxide_infer::{DType, PageId, TokenId};
 use oxide_infer_cuda::artifact::{Registry, Target};
 use oxide_infer_cuda::driver::simulated::SimulatedDriver;
-use oxide_infer_cuda::runtime::Context;
+use oxide_infer_cuda::runtime::{Context, MemoryPlanError};
 use serde_json::{Value, json};
 use std::num::NonZeroU32;
 use std::path::Path;
@@ -214,10 +214,19 @@ fn a_model_with_operators_that_no_artifact_has_names_them_all() {
     let names: Vec<_> = error.operators.iter().map(|operator| operator.operator.as_str()).collect();
     assert_eq!(
         names,
-        ["an operator of the decoder", "attention", "down projection", "rotary embedding and append"]
+        [
+            "rotary embedding and append",
+            "attention",
+            "an operator of the decoder",
+            "an operator of the decoder",
+            "down projection",
+            "attention",
+        ]
     );
     let text = error.to_string();
-    for wanted in ["attention.paged_decode", "head_dim=32", "residual=present", "Gate"] {
+    for wanted in
+        ["attention.paged_decode", "attention.paged_prefill", "head_dim=32", "residual=present", "Gate"]
+    {
         assert!(text.contains(wanted), "{wanted}: {text}");
     }
     let device = device();
@@ -238,6 +247,30 @@ fn options_that_do_not_fit_say_what_would() {
     assert_eq!(few, "max_batch_tokens is 2; it must be from 6 to 65536");
     let huge = refused(CudaOptions { kv_memory: Some(1 << 40), ..OPTIONS });
     assert!(huge.contains("it would fit with") && huge.contains("KV pages"), "{huge}");
+    assert_eq!(device.driver.live_allocations(), 0);
+}
+
+#[test]
+fn a_device_that_is_too_small_for_the_model_says_what_is_missing_and_what_would_fit() {
+    let device = device();
+    let by_default = CudaOptions { kv_memory: None, ..OPTIONS };
+    let needed = |free: u64| {
+        device.driver.set_memory(free);
+        match load(&device, &by_default) {
+            Err(CudaLoadError::Memory(error)) => error,
+            other => panic!("{:?}", other.map(|_| ())),
+        }
+    };
+    let MemoryPlanError::DoesNotFit { needed: all, short, remedies, .. } = needed(1 << 10) else { panic!() };
+    assert_eq!(short, all - (1 << 10));
+    assert!(remedies.0.is_empty(), "{remedies}");
+    // Twenty tokens a step less make up for half of what forty take.
+    let of_token = 128 * 4 + 128 * 2 + 256 * 2 + 128 * 2 + 192 * 2;
+    let error = needed(all - 20 * of_token).to_string();
+    assert!(error.contains("tokens a step instead of 48"), "{error}");
+    device.driver.set_memory(all);
+    let error = load(&device, &by_default).unwrap_err();
+    assert!(matches!(error, CudaLoadError::Plan(CudaPlanError::KvMemory { wanted: 256, .. })), "{error}");
     assert_eq!(device.driver.live_allocations(), 0);
 }
 
