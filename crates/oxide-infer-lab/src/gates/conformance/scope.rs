@@ -41,6 +41,7 @@ impl Shape {
     pub(super) fn of(manifest: &Manifest) -> Self {
         let head_dim = manifest.dimensions.get("head_dim").map(|domain| domain.min);
         let greedy = manifest.properties.get("method").is_some_and(|method| method.to_string() == "greedy");
+        let f16 = manifest.properties.get("input").is_some_and(|input| input.to_string() == "f16");
         Self(match (manifest.contract.as_str(), manifest.source.kernel.as_str()) {
             ("normalization.rms_norm", _) => {
                 match manifest.dimensions.get("hidden_size").map(|size| size.max) {
@@ -61,6 +62,8 @@ impl Shape {
             }
             // In multiples of 32, since sums of squares are loaded four at a time.
             ("gemm.dense", "chained_gemm.scaled_swiglu") => &[("m", 17), ("n", 200), ("k", 1056)],
+            // As below, of the fewer cases that f16 has.
+            ("gemm.dense", _) if f16 => &[("m", 8), ("n", 200), ("k", 1032)],
             // More steps of k than any schedule has stages, but where clusters cut k, and rows or columns over a tile's border.
             ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],

@@ -36,7 +36,12 @@ const ALL: usize = 300;
 
 pub(super) fn run(context: &Context, registry: &Arc<Registry>, finding: &mut Finding) -> Result<()> {
     let mut products: BTreeMap<String, Vec<&Arc<Artifact>>> = BTreeMap::new();
-    for artifact in registry.artifacts().filter(|artifact| artifact.manifest().contract == "gemm.dense") {
+    // Those of models, which multiply bf16.
+    let of_models = |artifact: &&Arc<Artifact>| {
+        let manifest = artifact.manifest();
+        manifest.contract == "gemm.dense" && manifest.properties.get("input") == Some(&Property::from("bf16"))
+    };
+    for artifact in registry.artifacts().filter(of_models) {
         products.entry(format!("{:?}", artifact.manifest().properties)).or_default().push(artifact);
     }
     // As the engine launches them.
