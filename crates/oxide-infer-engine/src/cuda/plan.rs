@@ -29,7 +29,7 @@ pub struct Uncovered {
 
 /// A model that the artifacts do not wholly cover.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("the artifacts do not cover the model; missing are {}:{}", operators.len(), list(operators))]
+#[error("the artifacts do not cover the model, {}:{}", missing(operators.len()), list(operators))]
 pub struct UncoveredError {
     /// Every operator that is missing, in the model's order.
     pub operators: Vec<Uncovered>,
@@ -44,6 +44,13 @@ pub enum CoverageError {
     /// All have, but not in one order.
     #[error(transparent)]
     NotDeterministic(#[from] NotDeterministicError),
+}
+
+fn missing(operators: usize) -> String {
+    match operators {
+        1 => "1 operator is missing".to_owned(),
+        more => format!("{more} operators are missing"),
+    }
 }
 
 pub(super) fn list(operators: &[Uncovered]) -> String {

@@ -98,8 +98,10 @@ fn every_order_of_products_is_reached_on_a_simulated_device() {
     let mut finding = Finding::of("deterministic");
     orders::run(&context, &registry, &mut finding).unwrap();
     assert!(finding.is_pass(), "{finding}");
+    // Models have no products of f16.
+    let products = registry.artifacts().map(|artifact| artifact.manifest());
     let products =
-        registry.artifacts().filter(|artifact| artifact.manifest().source.kernel.contains("dense"));
+        products.filter(|product| product.source.kernel.contains("dense") && !product.name.contains(".f16."));
     assert_eq!(finding.passed["products of one order"], products.count() * 4 * 12);
     assert_eq!(driver.violations(), Vec::<String>::new());
 }
