@@ -17,10 +17,19 @@ SHAPES = [(m, n, k) for m in (16, 64, 200, 512, 4096) for n, k in ((2048, 1536),
 
 
 def schedule(
-    algorithm: str, rows: int, columns: int, splits: int = 1, weight_bytes: int = 2, *, shares: bool = False
+    algorithm: str,
+    rows: int,
+    columns: int,
+    splits: int = 1,
+    weight_bytes: int = 2,
+    *,
+    cluster: int = 1,
+    shares: bool = False,
 ) -> Schedule:
     properties = (("bias", "absent"), ("residual", "present"))
-    return Schedule(algorithm, "gemm.dense", properties, algorithm, rows, columns, splits, shares, weight_bytes)
+    return Schedule(
+        algorithm, "gemm.dense", properties, algorithm, rows, columns, splits, cluster, shares, weight_bytes
+    )
 
 
 def shape(m: int, n: int, k: int) -> dict[str, int]:
@@ -36,6 +45,8 @@ def test_the_terms_of_a_cost_are_waves_slices_and_partial_sums():
     several = schedule("a", 8, 64, shares=True)
     assert several.features(shape(8, 165 * 64, 128)) == [1, 1.25, 2.5, 0]
     assert several.features(shape(8, 128, 128)) == [1, 1, 2, 0]
+    # Pairs have tiles of 256 rows: 17 * 4 of them by 66 pairs are 2 waves.
+    assert schedule("a", 128, 256, cluster=2).features(shape(4200, 1024, 1536)) == [1, 2, 48, 0]
 
 
 def test_a_cost_is_an_expression_of_whole_nanoseconds():
@@ -111,7 +122,11 @@ def test_a_record_becomes_rules_that_the_profile_reads():
     artifacts.append(manifest("y.tile_a", "none", 64, "n"))
     row = {"what": "product", "model": "q", "projection": "up", **shape(64, 2048, 1536)}
     times = {artifact.name: {"median": 20.0 + at} for at, artifact in enumerate(artifacts)}
-    products = fit_costs.read([{"what": "decode"}, {**row, "ours": times}, {**row, "m": 999, "ours": times}], artifacts)
+    slower = {name: {"median": 99.0} for name in times}
+    rows = [{"what": "decode"}, {**row, "ours": slower}, {**row, "ours": times}, {**row, "m": 999, "ours": times}]
+    products = fit_costs.read(fit_costs.latest(rows), artifacts)
+    # Of equal products the last times count.
+    assert [sorted(product.times.values()) for product in products] == [[20e3, 21e3], [22e3]] * 2
     assert [[s.name for s in product.times] for product in products] == [["x.tile_a", "x.tile_b"], ["y.tile_a"]] * 2
     assert {(s.weight_bytes, s.shares) for s in products[0].times} == {(4, False)}
     products += fit_costs.read([{**row, "m": 8, "ours": {"x.tile_a": {"median": 19.0}}}], artifacts)
