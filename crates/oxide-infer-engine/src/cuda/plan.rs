@@ -383,14 +383,18 @@ impl Requests<'_> {
         let mut named = HashSet::new();
         let mut workspace = 0;
         for (_, operator, asked) in self.all() {
-            let kind = match &asked {
-                Ok(request) => format!("{} {:?}", request.contract(), request.properties()),
-                Err(text) => text.clone(),
-            };
-            match asked.and_then(|request| workspace_bytes(self.registry, &request)) {
+            match asked
+                .as_ref()
+                .map_err(String::clone)
+                .and_then(|asked| workspace_bytes(self.registry, asked))
+            {
                 Ok(bytes) => workspace = workspace.max(bytes),
                 // Of the classes that ask for the same but for its dimensions, the first that is missing says enough.
                 Err(reason) => {
+                    let kind = match asked {
+                        Ok(request) => format!("{} {:?}", request.contract(), request.properties()),
+                        Err(text) => text,
+                    };
                     if named.insert((operator.clone(), kind)) {
                         operators.push(Uncovered { operator, reason });
                     }
