@@ -56,6 +56,7 @@ def run(tool: str, parts: tuple[str, ...], options: argparse.Namespace) -> dict:
         command = [
             *(options.sanitizer, "--tool", tool, "--error-exitcode", str(ERROR_EXIT), "--print-limit", "20"),
             *(options.lab, "gates", "conformance", "--provider", options.provider, "--cases", "one", *only),
+            *(("--artifacts", str(options.artifacts)) if options.artifacts else ()),
             *("--revision", options.revision, "--record", str(record)),
         ]
         began = time.monotonic()
@@ -144,6 +145,10 @@ def main() -> int:
     parser.add_argument("--provider", choices=tuple(PROVIDERS), default="oxide_tile", help="whose artifacts")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this tool (repeatable)")
     parser.add_argument("--group", choices=tuple(GROUPS), action="append", help="only this group (repeatable)")
+    parser.add_argument("--only", action="append", help="only artifacts whose name contains this (repeatable)")
+    parser.add_argument(
+        "--artifacts", type=Path, help="artifacts of this folder, not those that the lab was built with"
+    )
     parser.add_argument("--seconds", type=float, default=60.0, help="time of one process")
     parser.add_argument("--budget", type=float, default=480.0, help="no process begins after these seconds")
     parser.add_argument(
@@ -152,11 +157,14 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=4, help="artifacts of a process where there are several workers")
     options = parser.parse_args()
     groups = {name: parts for name, parts in GROUPS.items() if name in (options.group or GROUPS)}
+    if options.only:
+        groups = {"chosen": tuple(options.only)}
     tools = options.tool or TOOLS
     chosen = [part for parts in groups.values() for part in parts]
     # Without a choice of groups all are wanted, so that one in no group is missed.
-    hashes = cubins(ARTIFACTS / PROVIDERS[options.provider])
-    admitted = {name for name in hashes if not options.group or any(part in name for part in chosen)}
+    hashes = cubins(options.artifacts or ARTIFACTS / PROVIDERS[options.provider])
+    some = options.group or options.only
+    admitted = {name for name in hashes if not some or any(part in name for part in chosen)}
     began = time.monotonic()
     record = {
         "schema": 1,
