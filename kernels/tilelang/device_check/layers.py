@@ -15,7 +15,7 @@ from device_check.shapes import PAGE_SIZE, Model, Shape, attention
 # Layers with weights of their own, more bytes than the cache holds several times over.
 LAYERS = 8
 KEYS = 576
-ROWS = (2, 4, 8, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
 def times(
@@ -40,6 +40,8 @@ class Layers:
     def __init__(self, modules: Mapping[str, Module], selection: Selection, model: Model, rows: int) -> None:
         self.modules, self.selection, self.model, self.rows = modules, selection, model, rows
         self.attributes = {"epsilon": EPSILON, "scale": model.head_dim**-0.5}
+        # The family of products that share a norm.
+        self.chain = "chained_gemv" if rows == 1 else "chained_gemm"
         # What the calls need to stay alive, and what they run.
         self.held: list[Any] = []
         self.names: set[str] = set()
@@ -112,7 +114,7 @@ class Layers:
             "bias": "present" if self.model.qkv_epilogue == "bias" else "absent",
         }
         return [
-            self.bind("chained_gemm.scaled_projected", {**self.paged, "hidden_size": k}, names, variant),
+            self.bind(f"{self.chain}.scaled_projected", {**self.paged, "hidden_size": k}, names, variant),
             self.attention(weights),
             self.chained_product("weighted", "o", weights, self.residual("attended")),
             self.chained_product("scaled_swiglu", "gate_up", weights, {"input": "normed", "output": "activated"}),
@@ -149,7 +151,7 @@ class Layers:
         """A product with a part of a norm."""
         n, k = self.sizes[name]
         shape = {"m": self.rows, "n": n, "k": k}
-        return self.bind(f"chained_gemm.{kernel}", shape, {**names, "weight": weights[name]}, {})
+        return self.bind(f"{self.chain}.{kernel}", shape, {**names, "weight": weights[name]}, {})
 
     def bind(
         self, kernels: str | Sequence[str], shape: Shape, names: Mapping[str, Any], variant: Mapping[str, Any]
