@@ -4,8 +4,8 @@ The contracts are those of `chained_gemm`. A block has 8 rows of the weight, and
 multiplies, 512 bytes of a row at a time, to a place in shared memory that is its own, so that warps wait for their
 copies but never for each other. The first copies begin as soon as the block is placed, which may be several kernels
 before its input is there: blocks are so small that those of the next products fit beside those that still run, and
-memory is read all the while. One more warp has no rows: it finds what the end of a product takes, adds up what the
-others have, and stores it.
+memory is read all the while. One more warp has no rows: it finds what the end of a product takes, meets the others at
+the only barrier of the block, adds up what they have, and stores it.
 
 Tensor cores multiply, with the token as all 16 rows of the left operand: they take a weight in one instruction where
 unpacking and multiplying it takes seventeen.
@@ -31,7 +31,7 @@ from oxide_tile.families.chained import (
     weighted_contract,
 )
 from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, U32, exactly, part
-from oxide_tile.families.gemm import ALL_CONSUMERS, WARP, silu
+from oxide_tile.families.gemm import WARP, silu
 
 # Rows of a tile, the columns of a tensor core's right operand; those that come from one place, where it has two.
 ROWS, HALF = 8, 4
@@ -107,9 +107,11 @@ def multiply_span(ring, tokens, sum_, slot, at, k):
 
 
 @T.macro
-def multiply(input, weight, ring, tokens, sums, low, high, k, warps, stages):
+def multiply(input, weight, sums, low, high, k, tile, warps, stages):
     """The sums of 8 rows by warp; weights of the first steps are copied before the predecessor has ended."""
     warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
+    ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
+    tokens = T.alloc_shared((stages, warps, SPAN), tile)
     steps = T.alloc_var(I32, init=T.ceildiv(k, warps * SPAN))
     sum_ = T.alloc_local((2, 4), F32)
     for step in T.unroll(stages):
@@ -136,18 +138,19 @@ def multiply(input, weight, ring, tokens, sums, low, high, k, warps, stages):
     if lane < HALF:
         for j in T.unroll(2):
             sums[warp, lane * 2 + j] = sum_[0, j] + sum_[1, j]
-    T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
 
 
 @T.macro
-def load_squares(squares, ahead, vectors):
+def load_squares(squares, vectors):
     """Begin to load a lane's sums of squares."""
+    ahead = T.alloc_local((AHEAD, SUMS), F32)
     for v in T.unroll(AHEAD):
         for j in T.vectorized(SUMS):
             ahead[v, j] = 0.0
         if v * WARP + T.get_thread_binding() % WARP < vectors:
             for j in T.vectorized(SUMS):
                 ahead[v, j] = squares[0, v * WARP + T.get_thread_binding() % WARP, j]
+    return ahead
 
 
 @T.macro
@@ -176,6 +179,41 @@ def collect(sums, row, warps):
     return total
 
 
+@T.macro
+def collect_quad(sums, row, warps):
+    """The sums of four rows over all warps, in their order."""
+    total = T.alloc_local((QUAD,), F32)
+    for lane in T.vectorized(QUAD):
+        total[lane] = sums[0, row + lane]
+    for warp in T.unroll(warps - 1):
+        for lane in T.vectorized(QUAD):
+            total[lane] += sums[warp + 1, row + lane]
+    return total
+
+
+@T.macro
+def begin(warps):
+    """Let the next kernel begin, and as many blocks share a multiprocessor as its shared memory has room for."""
+    T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
+    T.pdl_trigger()
+
+
+@T.macro
+def multiply_weighted(input, squares, weight, low, high, k, vectors, epsilon, tile, warps, stages):
+    """The sums of 8 rows by warp, for every thread, and what they are scaled with, for the last warp."""
+    begin(warps)
+    sums = T.alloc_shared((warps, ROWS), F32)
+    scale = T.alloc_var(F32)
+    if T.get_thread_binding() < warps * WARP:
+        multiply(input, weight, sums, low, high, k, tile, warps, stages)
+    else:
+        T.pdl_sync()
+        ahead = load_squares(squares, vectors)
+        scale = scale_of(squares, ahead, vectors, epsilon)
+    T.sync_threads()
+    return sums, scale
+
+
 def weighted(dtype: str, warps: int, stages: int) -> Definition:
     """As `chained_gemm.weighted`, but the squares of 8 elements are added up in pairs of pairs."""
     tile = TILE_DTYPES[dtype]
@@ -192,21 +230,20 @@ def weighted(dtype: str, warps: int, stages: int) -> Definition:
         squares: T.Tensor((1, eights), F32),
     ):
         with T.Kernel(eights, threads=(warps + 1) * WARP) as block:
-            ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
-            tokens = T.alloc_shared((stages, warps, SPAN), tile)
-            sums = T.alloc_shared((warps, ROWS), F32)
-            T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
             thread = T.get_thread_binding()
-            T.pdl_trigger()
+            begin(warps)
+            sums = T.alloc_shared((warps, ROWS), F32)
             first = T.alloc_var(I32, init=block * ROWS)
+            row = T.alloc_var(I32, init=first + thread % ROWS)
+            norm, added = T.alloc_var(F32), T.alloc_var(F32)
             if thread < warps * WARP:
-                multiply(input, weight, ring, tokens, sums, first, first + HALF, k, warps, stages)
+                multiply(input, weight, sums, first, first + HALF, k, tile, warps, stages)
             else:
-                row = T.alloc_var(I32, init=first + thread % ROWS)
-                norm = T.alloc_var(F32, init=T.cast(norm_weight[row], F32))
+                norm = T.cast(norm_weight[row], F32)
                 T.pdl_sync()
-                added = T.alloc_var(F32, init=residual[0, row])
-                T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
+                added = residual[0, row]
+            T.sync_threads()
+            if thread >= warps * WARP:
                 total = T.alloc_var(F32, init=collect(sums, thread % ROWS, warps) + added)
                 square = T.alloc_var(F32, init=total * total)
                 for distance in T.unroll(3):
@@ -238,22 +275,13 @@ def scaled_swiglu(dtype: str, warps: int, stages: int) -> Definition:
         epsilon: T.float32,
     ):
         with T.Kernel(n // HALF, threads=(warps + 1) * WARP) as block:
-            ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
-            tokens = T.alloc_shared((stages, warps, SPAN), tile)
-            sums = T.alloc_shared((warps, ROWS), F32)
-            T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
             thread = T.get_thread_binding()
-            T.pdl_trigger()
             first = T.alloc_var(I32, init=block * HALF)
-            if thread < warps * WARP:
-                multiply(input, weight, ring, tokens, sums, first, n + first, k, warps, stages)
-            else:
-                ahead = T.alloc_local((AHEAD, SUMS), F32)
+            sums, scale = multiply_weighted(
+                input, squares, weight, first, n + first, k, vectors, epsilon, tile, warps, stages
+            )
+            if thread >= warps * WARP:
                 row = T.alloc_var(I32, init=thread % HALF)
-                T.pdl_sync()
-                load_squares(squares, ahead, vectors)
-                scale = T.alloc_var(F32, init=scale_of(squares, ahead, vectors, epsilon))
-                T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
                 gate = T.alloc_var(F32, init=collect(sums, row, warps) * scale)
                 up = T.alloc_var(F32, init=collect(sums, HALF + row, warps) * scale)
                 if thread % WARP < HALF:
@@ -280,22 +308,13 @@ def scaled(dtype: str, warps: int, stages: int) -> Definition:
         epsilon: T.float32,
     ):
         with T.Kernel(n // ROWS, threads=(warps + 1) * WARP) as block:
-            ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
-            tokens = T.alloc_shared((stages, warps, SPAN), tile)
-            sums = T.alloc_shared((warps, ROWS), F32)
-            T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
             thread = T.get_thread_binding()
-            T.pdl_trigger()
             first = T.alloc_var(I32, init=block * ROWS)
-            if thread < warps * WARP:
-                multiply(input, weight, ring, tokens, sums, first, first + HALF, k, warps, stages)
-            else:
-                ahead = T.alloc_local((AHEAD, SUMS), F32)
+            sums, scale = multiply_weighted(
+                input, squares, weight, first, first + HALF, k, vectors, epsilon, tile, warps, stages
+            )
+            if thread >= warps * WARP:
                 row = T.alloc_var(I32, init=thread % ROWS)
-                T.pdl_sync()
-                load_squares(squares, ahead, vectors)
-                scale = T.alloc_var(F32, init=scale_of(squares, ahead, vectors, epsilon))
-                T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
                 total = T.alloc_var(F32, init=collect(sums, row, warps) * scale)
                 if thread % WARP < ROWS:
                     output[0, first + row] = total
@@ -360,63 +379,48 @@ def scaled_projected(dtype: str, head_dim: int, bias: str, warps: int, stages: i
         epsilon: T.float32,
     ):
         with T.Kernel(rows // ROWS, threads=(warps + 1) * WARP) as block:
-            ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
-            tokens = T.alloc_shared((stages, warps, SPAN), tile)
-            sums = T.alloc_shared((warps, ROWS), F32)
-            T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
             thread = T.get_thread_binding()
-            T.pdl_trigger()
+            begin(warps)
+            sums = T.alloc_shared((warps, ROWS), F32)
             head = T.alloc_var(I32, init=block // groups)
             quad = T.alloc_var(I32, init=block % groups)
+            # What the last warp finds before the barrier, and needs after it.
+            side = T.alloc_local((2, QUAD), tile)
+            turned_by = T.alloc_local((1, LANES), F32)
+            place = T.alloc_local((1, 3), I32)
+            scale = T.alloc_var(F32)
             if thread < warps * WARP:
                 first = T.alloc_var(I32, init=head * head_dim + quad * QUAD)
-                multiply(input, weight, ring, tokens, sums, first, first + half, k, warps, stages)
+                multiply(input, weight, sums, first, first + half, k, tile, warps, stages)
             else:
-                ahead = T.alloc_local((AHEAD, SUMS), F32)
-                side = T.alloc_local((2, QUAD), tile)
-                turned_by = T.alloc_local((1, LANES), F32)
-                place = T.alloc_local((1, 3), I32)
-                low = T.alloc_local((QUAD,), F32)
-                high = T.alloc_local((QUAD,), F32)
-                low_out = T.alloc_local((QUAD,), tile)
-                high_out = T.alloc_local((QUAD,), tile)
                 if biased:
                     for side_of in T.unroll(2):
                         for lane in T.vectorized(QUAD):
                             side[side_of, lane] = bias[head * (2 * groups) + side_of * groups + quad, lane]
                 T.pdl_sync()
-                load_squares(squares, ahead, vectors)
+                ahead = load_squares(squares, vectors)
                 find_place(
                     status, positions, block_table, place, 0, 0,
                     block == 0 and thread == warps * WARP, max_positions, max_pages, num_pages,
                 )  # fmt: skip
                 for lane in T.vectorized(LANES):
                     turned_by[0, lane] = rotations[T.max(place[0, 0], 0), quad, lane]
-                scale = T.alloc_var(F32, init=scale_of(squares, ahead, vectors, epsilon))
-                T.sync_threads(ALL_CONSUMERS, (warps + 1) * WARP)
-                if thread == warps * WARP:
-                    for lane in T.vectorized(QUAD):
-                        low[lane] = sums[0, lane]
-                    for lane in T.vectorized(QUAD):
-                        high[lane] = sums[0, HALF + lane]
-                    for warp in T.unroll(warps - 1):
-                        for lane in T.vectorized(QUAD):
-                            low[lane] += sums[warp + 1, lane]
-                        for lane in T.vectorized(QUAD):
-                            high[lane] += sums[warp + 1, HALF + lane]
-                    for lane in T.unroll(QUAD):
-                        low[lane] *= scale
-                        high[lane] *= scale
-                        if biased:
-                            low[lane] += T.cast(side[0, lane], F32)
-                            high[lane] += T.cast(side[1, lane], F32)
-                    turn_pairs(
-                        low, high, low_out, high_out, turned_by, place, 0, head >= num_q_heads + num_kv_heads, tile
-                    )
-                    store(
-                        q_out, k_pages, v_pages, low_out, high_out, place, 0, 0, head, quad, groups,
-                        num_q_heads, num_kv_heads,
-                    )  # fmt: skip
+                scale = scale_of(squares, ahead, vectors, epsilon)
+            T.sync_threads()
+            if thread == warps * WARP:
+                low, high = collect_quad(sums, 0, warps), collect_quad(sums, HALF, warps)
+                low_out, high_out = T.alloc_local((QUAD,), tile), T.alloc_local((QUAD,), tile)
+                for lane in T.unroll(QUAD):
+                    low[lane] *= scale
+                    high[lane] *= scale
+                    if biased:
+                        low[lane] += T.cast(side[0, lane], F32)
+                        high[lane] += T.cast(side[1, lane], F32)
+                turn_pairs(low, high, low_out, high_out, turned_by, place, 0, head >= num_q_heads + num_kv_heads, tile)
+                store(
+                    q_out, k_pages, v_pages, low_out, high_out, place, 0, 0, head, quad, groups,
+                    num_q_heads, num_kv_heads,
+                )  # fmt: skip
 
     projection = projected_contract(function, dtype, head_dim, "present" if biased else "absent")
     return replace(
