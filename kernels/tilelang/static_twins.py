@@ -69,9 +69,12 @@ def twins(profile: Profile) -> list[Twin]:
 
 
 def product_job(profile: Profile, epilogue: str, shape: Mapping[str, int]) -> Job:
-    """The artifact that serves a product with an epilogue, of which the profile has one type."""
+    """The artifact that serves a product with an epilogue, of bf16."""
+    variant = {"dtype": "bf16", "epilogue": epilogue}
     jobs = [
-        job for job in profile.jobs if job.family in ("gemm", "prefill_gemm") and job.variant["epilogue"] == epilogue
+        job
+        for job in profile.jobs
+        if job.family in ("gemm", "prefill_gemm") and variant.items() <= dict(job.variant).items()
     ]
     properties = build.define(jobs[0]).properties
     (rule,) = (rule for rule in profile.rules if matches(rule, "gemm.dense", properties, shape))
