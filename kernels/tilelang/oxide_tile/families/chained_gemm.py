@@ -30,7 +30,19 @@ from oxide_tile.families.chained import (
     weighted_contract,
 )
 from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, part
-from oxide_tile.families.gemm import ALL_CONSUMERS, PAD, ROWS, SLAB, WARP, WARPGROUP, silu
+from oxide_tile.families.gemm import (
+    ALL_CONSUMERS,
+    PAD,
+    ROWS,
+    SLAB,
+    WARP,
+    WARPGROUP,
+    end_together,
+    let_go,
+    load_input,
+    multiply,
+    silu,
+)
 
 WARPS = WARPGROUP // WARP
 # Rows of a tile that come from one place, where it has two.
@@ -67,49 +79,21 @@ def load_weights(weight, weights, full, stage, low, high, at, halves, block_k):
 
 @T.macro
 def produce(input, weight, inputs, weights, full, free, low, high, row, first, count, halves, block_m, block_k, stages):
-    """Fill the ring; the first weights come before the predecessor has ended."""
-    early = T.alloc_var(I32, init=T.min(stages, count))
-    for step in T.serial(early):
-        load_weights(weight, weights, full, step, low, high, (first + step) * block_k, halves, block_k)
+    """Fill the ring, waiting for no place in its first turn; its weights come before the predecessor has ended."""
+    for stage in T.unroll(stages):
+        if stage < count:
+            load_weights(weight, weights, full, stage, low, high, (first + stage) * block_k, halves, block_k)
     T.pdl_sync()
-    for step in T.serial(count):
-        stage = step % stages
-        T.barrier_wait(free[stage], step // stages % 2 ^ 1)
-        if step >= early:
-            load_weights(weight, weights, full, stage, low, high, (first + step) * block_k, halves, block_k)
-        T.tma_copy(
-            input[row * block_m : (row + 1) * block_m, (first + step) * block_k : (first + step + 1) * block_k],
-            inputs[stage, 0:block_m, 0:block_k],
-            barrier=full[stage],
-        )
-        # The thread that was elected to load has said how many bytes to expect.
-        T.sync_warp()
-        if T.get_thread_binding() == WARPGROUP:
-            T.barrier_arrive(full[stage])
-
-
-@T.macro
-def multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages):
-    """The sums of this block's range of k, with the products of one slice in flight while the next begin."""
-    if count == 0:
-        T.clear(sum_)
-    for step in T.serial(count):
-        stage = step % stages
-        T.barrier_wait(full[stage], step // stages % 2)
-        T.wgmma_gemm(
-            weights[stage, 0:ROWS, 0:block_k],
-            inputs[stage, 0:block_m, 0:block_k],
-            sum_,
-            transpose_B=True,
-            policy=T.GemmWarpPolicy.FullRow,
-            clear_accum=step == 0,
-        )
-        if step > 0:
-            T.wait_wgmma(1)
-            if T.get_thread_binding() == 0:
-                T.barrier_arrive(free[(step - 1) % stages])
-    T.wait_wgmma(0)
-    T.warpgroup_fence_operand(sum_, num_regs=ROWS * block_m // WARPGROUP)
+    for stage in T.unroll(stages):
+        if stage < count:
+            load_input(input, inputs, full, stage, row, (first + stage) * block_k, block_m, block_k)
+    for turn in T.unroll(T.truncdiv(count - 1, stages), unroll_factor=1):
+        for stage in T.unroll(stages):
+            step = (turn + 1) * stages + stage
+            if step < count:
+                T.barrier_wait(free[stage], turn % 2)
+                load_weights(weight, weights, full, stage, low, high, (first + step) * block_k, halves, block_k)
+                load_input(input, inputs, full, stage, row, (first + step) * block_k, block_m, block_k)
 
 
 @T.macro
@@ -141,6 +125,7 @@ def exchange(sums, parts, arrived, share, splits, block_m):
                 remote_barrier=arrived[0],
             )
     T.barrier_wait(arrived[0], 0)
+    let_go(block_m, splits)
 
 
 @T.macro
@@ -231,14 +216,16 @@ def weighted(dtype: str, block_m: int, block_k: int, stages: int, splits: int) -
             share = T.alloc_var(I32, init=block % splits)
             # Ranges are as equal as whole slices allow.
             slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
-            first = T.alloc_var(I32, init=T.truncdiv(share * slices, splits))
-            count = T.alloc_var(I32, init=T.truncdiv((share + 1) * slices, splits) - first)
+            first = T.alloc_var(I32, init=share * slices // splits)
+            count = T.alloc_var(I32, init=(share + 1) * slices // splits - first)
             if thread >= WARPGROUP:
                 low = T.alloc_var(I32, init=column * ROWS)
                 produce(
                     input, weight, inputs, weights, full, free, low, low, row, first, count,
                     1, block_m, block_k, stages,
                 )  # fmt: skip
+                if splits > 1:
+                    let_go(block_m, splits)
             else:
                 added = T.alloc_local((turns, QUAD), F32)
                 norm = T.alloc_local((turns, QUAD), tile)
@@ -284,9 +271,7 @@ def weighted(dtype: str, block_m: int, block_k: int, stages: int, splits: int) -
                     if inside and thread % 2 == 0:
                         squares[row * block_m + token, (at + quad) // 2] = square
             if splits > 1:
-                # A block's memory stays until what it sent has left it.
-                T.sync_warp()
-                T.cluster_sync()
+                end_together(block_m, splits)
 
     return replace(
         weighted_contract(function, dtype),
@@ -331,8 +316,8 @@ def scaled_swiglu(dtype: str, block_m: int, block_k: int, stages: int, splits: i
             column = T.alloc_var(I32, init=block // splits)
             share = T.alloc_var(I32, init=block % splits)
             slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
-            first = T.alloc_var(I32, init=T.truncdiv(share * slices, splits))
-            count = T.alloc_var(I32, init=T.truncdiv((share + 1) * slices, splits) - first)
+            first = T.alloc_var(I32, init=share * slices // splits)
+            count = T.alloc_var(I32, init=(share + 1) * slices // splits - first)
             if thread >= WARPGROUP:
                 low = T.alloc_var(I32, init=column * HALF)
                 high = T.alloc_var(I32, init=low + n)
@@ -340,6 +325,8 @@ def scaled_swiglu(dtype: str, block_m: int, block_k: int, stages: int, splits: i
                     input, weight, inputs, weights, full, free, low, high, row, first, count,
                     2, block_m, block_k, stages,
                 )  # fmt: skip
+                if splits > 1:
+                    let_go(block_m, splits)
             else:
                 at = T.alloc_var(I32, init=(column * HALF + share * width) // QUAD)
                 T.pdl_sync()
@@ -362,8 +349,7 @@ def scaled_swiglu(dtype: str, block_m: int, block_k: int, stages: int, splits: i
                         for lane in T.vectorized(QUAD):
                             output[row * block_m + token, at + quad, lane] = T.cast(gate[lane], tile)
             if splits > 1:
-                T.sync_warp()
-                T.cluster_sync()
+                end_together(block_m, splits)
 
     return replace(
         swiglu_contract(function, dtype),
@@ -427,8 +413,8 @@ def scaled_projected(
             column = T.alloc_var(I32, init=block // splits)
             share = T.alloc_var(I32, init=block % splits)
             slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
-            first = T.alloc_var(I32, init=T.truncdiv(share * slices, splits))
-            count = T.alloc_var(I32, init=T.truncdiv((share + 1) * slices, splits) - first)
+            first = T.alloc_var(I32, init=share * slices // splits)
+            count = T.alloc_var(I32, init=(share + 1) * slices // splits - first)
             head = T.alloc_var(I32, init=column // groups)
             if thread >= WARPGROUP:
                 low_row = T.alloc_var(I32, init=head * head_dim + column % groups * HALF)
@@ -437,6 +423,8 @@ def scaled_projected(
                     input, weight, inputs, weights, full, free, low_row, high_row, row, first, count,
                     2, block_m, block_k, stages,
                 )  # fmt: skip
+                if splits > 1:
+                    let_go(block_m, splits)
             else:
                 side = T.alloc_local((turns, 2, QUAD), tile)
                 turned_by = T.alloc_local((turns, LANES), F32)
@@ -493,8 +481,7 @@ def scaled_projected(
                             head, at + quad, high_quad, num_q_heads, num_kv_heads,
                         )  # fmt: skip
             if splits > 1:
-                T.sync_warp()
-                T.cluster_sync()
+                end_together(block_m, splits)
 
     projection = projected_contract(function, dtype, head_dim, bias)
     return replace(
