@@ -74,7 +74,7 @@ def product_job(profile: Profile, epilogue: str, shape: Mapping[str, int]) -> Jo
     jobs = [
         job
         for job in profile.jobs
-        if job.family in ("gemm", "prefill_gemm") and variant.items() <= dict(job.variant).items()
+        if job.family in ("gemm", "prefill_gemm", "joint_gemm") and variant.items() <= dict(job.variant).items()
     ]
     properties = build.define(jobs[0]).properties
     (rule,) = (rule for rule in profile.rules if matches(rule, "gemm.dense", properties, shape))

@@ -258,7 +258,7 @@ def compare_bits(modules: Mapping[str, Module]) -> dict[str, Any]:
         group["rows"][f"{module.artifact.manifest['algorithm']} {size}"] = (found == first).double().mean().item()
 
     for module in modules.values():
-        if module.artifact.kernel.startswith(("gemm.", "prefill_gemm.")):
+        if module.artifact.kernel.startswith(("gemm.", "prefill_gemm.", "joint_gemm.")):
             for m in (1, 16, 64):
                 add(module, "products", f"m={m}", row_of_product(module, m))
         elif "prefill" in module.artifact.kernel:

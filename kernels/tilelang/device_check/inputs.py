@@ -287,6 +287,7 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "normalization.add_rms_norm": norm,
     "gemm.dense_small": product,
     "prefill_gemm.dense": product,
+    "joint_gemm.dense": product,
     "chained_gemm.weighted": chained.weighted,
     "chained_gemm.scaled_swiglu": chained.swiglu,
     "chained_gemm.scaled_projected": chained.projected,

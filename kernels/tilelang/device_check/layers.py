@@ -144,7 +144,7 @@ class Layers:
     ) -> Any:
         """A product of the plan."""
         n, k = self.sizes[name]
-        kernels = ("gemm.dense_small", "prefill_gemm.dense")
+        kernels = ("gemm.dense_small", "prefill_gemm.dense", "joint_gemm.dense")
         return self.bind(kernels, {"m": self.rows, "n": n, "k": k}, {**names, "weight": weights[name]}, variant)
 
     def chained_product(self, kernel: str, name: str, weights: Mapping[str, Any], names: Mapping[str, Any]) -> Any:

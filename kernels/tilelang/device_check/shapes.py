@@ -50,6 +50,7 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "normalization.add_rms_norm": rows_of_norm,
         "gemm.dense_small": products,
         "prefill_gemm.dense": products,
+        "joint_gemm.dense": products,
         "chained_gemm.weighted": products,
         "chained_gemm.scaled_swiglu": scaled_products,
         "chained_gemm.scaled_projected": scaled_projections,

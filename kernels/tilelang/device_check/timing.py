@@ -149,7 +149,7 @@ def by_kernel(modules: Mapping[str, Module], *kernels: str, **variant: object) -
 
 def fits(module: Module, m: int) -> bool:
     """Whether a schedule is worth trying for m rows."""
-    if module.artifact.kernel == "prefill_gemm.dense":
+    if module.artifact.kernel in ("prefill_gemm.dense", "joint_gemm.dense"):
         return m > 16
     return m <= MOST_TILE_ROWS * module.artifact.schedule["block_m"]
 
@@ -159,7 +159,7 @@ def of_projection(modules: Mapping[str, Module], projection: str, epilogue: str)
     variant = {"epilogue": epilogue}
     if epilogue == "none":
         variant["output_dtype"] = "f32" if projection == "lm_head" else "bf16"
-    return by_kernel(modules, "gemm.dense_small", "prefill_gemm.dense", **variant)
+    return by_kernel(modules, "gemm.dense_small", "prefill_gemm.dense", "joint_gemm.dense", **variant)
 
 
 def product_operands(artifact: Artifact, shape: Shape) -> list[dict[str, torch.Tensor]]:

@@ -15,15 +15,15 @@ pub struct Reduction {
     pub ends: Vec<u64>,
 }
 
-/// Elements of k in a slice of `prefill_gemm.dense`.
+/// Elements of k in a slice of `prefill_gemm.dense` and `joint_gemm.dense`.
 const PREFILL_SLICE: u64 = 64;
 
 impl Manifest {
-    /// The order in which it adds up, if it is a product whose kernel's order is known: `gemm.dense_small` and
-    /// `prefill_gemm.dense` as `docs/artifacts.md` describes them, from the tile sizes in the manifest.
+    /// The order in which it adds up, if it is a product whose kernel's order is known: `gemm.dense_small`,
+    /// `prefill_gemm.dense` and `joint_gemm.dense` as `docs/artifacts.md` describes them, from the tile sizes in the manifest.
     pub fn reduction(&self, dimensions: &Dimensions) -> Option<Reduction> {
         let k = *dimensions.get("k")?;
-        let splits = self.schedule_number("splits").filter(|&splits| splits > 0)?;
+        let splits = Some(self.schedule_number("splits").unwrap_or(1)).filter(|&splits| splits > 0)?;
         let ends = match self.source.kernel.as_str() {
             "gemm.dense_small" => {
                 // Ranges are as equal as whole slices allow.
@@ -32,7 +32,7 @@ impl Manifest {
                 let end = |share: u64| ((share + 1) * slices / splits * slice).min(k);
                 (0..splits).map(end).collect()
             }
-            "prefill_gemm.dense" => {
+            "prefill_gemm.dense" | "joint_gemm.dense" => {
                 // Every range has as many slices; those after the end of k are zeros.
                 let count = k.div_ceil(PREFILL_SLICE).div_ceil(splits);
                 let end = |share: u64| ((share + 1) * count * PREFILL_SLICE).min(k);
@@ -76,6 +76,7 @@ mod tests {
         let dense = |algorithm: &str, k| of(&format!("dense.bf16.f32.residual.{algorithm}"), k).unwrap();
         assert_eq!(dense("tile_128x192_split4", 8960), even);
         assert_eq!(dense("tile_128x256", 8960), vec![8960]);
+        assert_eq!(of("dense.bf16.bf16.swiglu.joint_pair_128x256", 1536), Some(vec![1536]));
         // 2 slices of 64, the last one of 8 elements, in 4 ranges of one slice: two are empty.
         assert_eq!(dense("tile_128x128_split4", 72), vec![64, 72, 72, 72]);
         assert_eq!(of("dense_small.bf16.bf16.bias.m16_64x128_s5", 1536), Some(vec![1536]));

@@ -1,7 +1,7 @@
 //! Launches of the embedded artifacts, against numbers worked by hand.
 
 use oxide_infer::attention::{Attention, Mask, paged_decode, paged_prefill};
-use oxide_infer::gemm::dense;
+use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::kv_cache::{PageLayout, Paging, rope_append};
 use oxide_infer::normalization::rms_norm;
 use oxide_infer::position::rope::{self, Pairing, Scaling};
@@ -86,6 +86,26 @@ fn a_gated_product_reads_gate_and_up_rows_of_one_weight() {
     assert_eq!(resolve(gated, &values)[0].grid, [132, 1, 1]);
     assert_eq!(bytes(gated, "weight", &values), 2 * 8960 * 1536 * 2);
     assert_eq!(bytes(gated, "output", &values), 129 * 8960 * 2);
+}
+
+#[test]
+fn gates_of_many_rows_are_multiplied_with_their_up_projections_by_pairs_of_blocks() {
+    let plan = |m, n, k| {
+        let weight = WeightFormat::Dense(DType::BF16);
+        let config = dense_swiglu::Config { input: DType::BF16, weight, output: DType::BF16, n, k };
+        select(&dense_swiglu::Spec::new(config).unwrap(), &[("m", m)], &[]).manifest().algorithm.clone()
+    };
+    // Qwen2.5-1.5B and 7B. Of 0.5B k is too short.
+    for m in [1024, 2048, 4096, 8192] {
+        assert_eq!(plan(m, 8960, 1536), "joint_pair_128x256", "{m} rows");
+        assert_eq!(plan(m, 18_944, 3584), "joint_pair_128x256", "{m} rows");
+        assert_ne!(plan(m, 4864, 896), "joint_pair_128x256", "{m} rows");
+    }
+    let joint = artifact("dense.bf16.bf16.swiglu.joint_pair_128x256");
+    let launch = &resolve(joint, &[("m", 129), ("n", 1032), ("k", 1536)])[0];
+    // One pair of rows of nine tiles, two blocks each; a row has 128 results.
+    assert_eq!((launch.grid, launch.launch.cluster), ([18, 1, 1], Some([2, 1, 1])));
+    assert_eq!(resolve(joint, &[("m", 8192), ("n", 8960), ("k", 1536)])[0].grid, [132, 1, 1]);
 }
 
 #[test]

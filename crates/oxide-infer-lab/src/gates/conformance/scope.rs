@@ -53,7 +53,9 @@ impl Shape {
                 }
             }
             // More tiles than multiprocessors, so that a block takes a second one, and rows over a tile's border.
-            ("gemm.dense", "prefill_gemm.dense") => &[("m", 133), ("n", 17_416), ("k", 136)],
+            ("gemm.dense", "prefill_gemm.dense" | "joint_gemm.dense") => {
+                &[("m", 133), ("n", 17_416), ("k", 136)]
+            }
             ("gemm.dense", kernel) if kernel.starts_with("gemv.") => &[("m", 1), ("n", 200), ("k", 1032)],
             // More steps of k than there are stages, the last one not whole.
             ("gemm.dense", "chained_gemv.weighted") => &[("m", 1), ("n", 200), ("k", 1032)],
