@@ -269,7 +269,7 @@ impl Operators for OxideTile {
         spec: &rope_append::Spec,
         operands: rope_append::Operands<'_>,
     ) -> Result<(), Refusal> {
-        if self.has("norm", "squares") {
+        if self.has("qkv", "projected") {
             return chained::rope_append(self, spec, operands);
         }
         cache::rope_append(self, spec, operands)

@@ -43,8 +43,9 @@ def projected(artifact: Artifact, shape: Shape) -> Case:
     batch, capacity = shape["batch"], min(shape["max_pages"] * PAGE_SIZE, shape["max_positions"])
     rows = (heads + 2 * kv_heads) * dim
     angles = torch.rand(shape["max_positions"], dim // 2, device="cuda") * 6.28
+    plain = "squares" not in artifact.operands
     tensors = {
-        **stream(batch, k),
+        **({"input": randn(batch, k)} if plain else stream(batch, k)),
         "weight": randn(rows, k, scale=k**-0.5),
         "bias": randn(rows),
         "positions": randint(0, capacity, (batch,)),
@@ -64,7 +65,7 @@ def projected(artifact: Artifact, shape: Shape) -> Case:
     return Case(
         {name: tensor for name, tensor in tensors.items() if name in artifact.operands},
         {"q_out": rotate(q, turn), "k_pages": k_pages, "v_pages": v_pages},
-        {"epsilon": EPSILON},
+        {} if plain else {"epsilon": EPSILON},
     )
 
 
@@ -80,6 +81,9 @@ def squares_of(x: torch.Tensor) -> torch.Tensor:
 
 
 def product(tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """The input over its root mean square, times the weight."""
+    """The input, over its root mean square if it comes with squares, times the weight."""
+    out = tensors["input"].float() @ tensors["weight"].float().t()
+    if "squares" not in tensors:
+        return out
     mean = tensors["squares"].sum(-1, keepdim=True) / tensors["input"].shape[-1]
-    return (tensors["input"].float() @ tensors["weight"].float().t()) * torch.rsqrt(mean + EPSILON)
+    return out * torch.rsqrt(mean + EPSILON)

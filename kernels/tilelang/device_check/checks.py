@@ -211,6 +211,10 @@ BAD_LENGTHS = [
     ("page outside the pool", bad_page, (3,)),
     ("length", bad_length, (4,)),
 ]
+BAD_SECOND = [
+    ("page outside the pool", bad_second_page, (3,)),
+    ("negative position", bad_second_position, (2, 4)),
+]
 BAD_INPUTS = {
     "embedding.gather": [("token past the vocabulary", bad_token, (1,))],
     "history.record_history": [("entry out of range", bad_entry, (1,)), ("no kind", bad_kind, (1,))],
@@ -227,10 +231,8 @@ BAD_INPUTS = {
         *BAD_STARTS,
     ],
     "position.rope": [("negative position", bad_position, (2,))],
-    "chained_gemm.scaled_projected": [
-        ("page outside the pool", bad_second_page, (3,)),
-        ("negative position", bad_second_position, (2, 4)),
-    ],
+    "chained_gemm.scaled_projected": BAD_SECOND,
+    "projected.projected": BAD_SECOND,
     "chained_gemv.scaled_projected": [
         ("page outside the pool", bad_only_page, (3,)),
         ("negative position", bad_only_position, (2, 4)),
@@ -258,7 +260,7 @@ def compare_bits(modules: Mapping[str, Module]) -> dict[str, Any]:
         group["rows"][f"{module.artifact.manifest['algorithm']} {size}"] = (found == first).double().mean().item()
 
     for module in modules.values():
-        if module.artifact.kernel.startswith(("gemm.", "prefill_gemm.", "joint_gemm.")):
+        if module.artifact.kernel.startswith(("gemm.", "prefill_gemm.", "joint_gemm.", "clustered_gemm.")):
             for m in (1, 16, 64):
                 add(module, "products", f"m={m}", row_of_product(module, m))
         elif "prefill" in module.artifact.kernel:

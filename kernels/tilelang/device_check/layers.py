@@ -15,23 +15,30 @@ from device_check.shapes import PAGE_SIZE, Model, Shape, attention
 # Layers with weights of their own, more bytes than the cache holds several times over.
 LAYERS = 8
 KEYS = 576
-ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# Of more rows no norm is spread over products, but heads may leave their product turned and appended.
+MOST_CHAINED = 64
 
 
 def times(
     modules: Mapping[str, Module], selection: Selection, model: Model, replay: Callable[[Sequence[Any]], list[float]]
 ) -> Iterator[dict[str, Any]]:
-    """Microseconds of a layer, by number of rows, as lowered and chained, in turns."""
+    """Microseconds of a layer, by number of rows, as lowered and with operators in one, in turns."""
     for rows in ROWS:
         row: dict[str, Any] = {"what": "layer", "model": model.name, "rows": rows, "ours": {}}
-        for form in ("plain", "chained"):
+        for form in ("plain", "chained" if rows <= MOST_CHAINED else "projected"):
             layers = Layers(modules, selection, model, rows)
+            if form == "projected" and not layers.fitting(PROJECTED, layers.projection(), layers.heads()):
+                continue
             calls = layers.calls(form)
             samples = [each * len(calls) / LAYERS for each in replay(calls)]
             facts = {"artifacts": sorted(layers.names), "launches": len(calls) // LAYERS}
             row["ours"][form] = {**record(samples), **facts}
         yield row
         torch.cuda.empty_cache()
+
+
+PROJECTED = ("projected.projected",)
 
 
 class Layers:
@@ -80,7 +87,7 @@ class Layers:
         ]
 
     def calls(self, form: str) -> list[Callable[[], None]]:
-        """The launches of all layers, `plain` or `chained`."""
+        """The launches of all layers, `plain`, `chained` or `projected`."""
         return [call for weights in self.weights for call in getattr(self, form)(weights)]
 
     def plain(self, weights: Mapping[str, torch.Tensor]) -> list[Any]:
@@ -105,16 +112,26 @@ class Layers:
             self.product("down", weights, self.residual("activated"), {"epilogue": "residual"}),
         ]
 
+    def projected(self, weights: Mapping[str, torch.Tensor]) -> list[Any]:
+        """A layer whose heads leave their product turned and appended."""
+        norm, _, _, *rest = self.plain(weights)
+        names = {"input": "normed", "weight": weights["qkv"], "q_out": "rotated", **self.pools(weights)}
+        return [norm, self.bind(PROJECTED, self.projection(), names, self.heads()), *rest]
+
+    def projection(self) -> Shape:
+        """Heads of all rows."""
+        return {**self.paged, "hidden_size": self.model.hidden_size}
+
+    def heads(self) -> Mapping[str, Any]:
+        """The variant of kernels that make heads."""
+        bias = "present" if self.model.qkv_epilogue == "bias" else "absent"
+        return {"head_dim": self.model.head_dim, "bias": bias}
+
     def chained(self, weights: Mapping[str, torch.Tensor]) -> list[Any]:
         """A layer with its norms spread over its products."""
-        _, k = self.sizes["qkv"]
         names = {"input": "normed", "weight": weights["qkv"], "q_out": "rotated", **self.pools(weights)}
-        variant = {
-            "head_dim": self.model.head_dim,
-            "bias": "present" if self.model.qkv_epilogue == "bias" else "absent",
-        }
         return [
-            self.bind(f"{self.chain}.scaled_projected", {**self.paged, "hidden_size": k}, names, variant),
+            self.bind(f"{self.chain}.scaled_projected", self.projection(), names, self.heads()),
             self.attention(weights),
             self.chained_product("weighted", "o", weights, self.residual("attended")),
             self.chained_product("scaled_swiglu", "gate_up", weights, {"input": "normed", "output": "activated"}),
@@ -144,7 +161,7 @@ class Layers:
     ) -> Any:
         """A product of the plan."""
         n, k = self.sizes[name]
-        kernels = ("gemm.dense_small", "prefill_gemm.dense", "joint_gemm.dense")
+        kernels = ("gemm.dense_small", "prefill_gemm.dense", "joint_gemm.dense", "clustered_gemm.dense_clustered")
         return self.bind(kernels, {"m": self.rows, "n": n, "k": k}, {**names, "weight": weights[name]}, variant)
 
     def chained_product(self, kernel: str, name: str, weights: Mapping[str, Any], names: Mapping[str, Any]) -> Any:
@@ -153,18 +170,21 @@ class Layers:
         shape = {"m": self.rows, "n": n, "k": k}
         return self.bind(f"{self.chain}.{kernel}", shape, {**names, "weight": weights[name]}, {})
 
-    def bind(
-        self, kernels: str | Sequence[str], shape: Shape, names: Mapping[str, Any], variant: Mapping[str, Any]
-    ) -> Any:
-        """The launch that a plan would choose, with operands by name."""
-        kernels = (kernels,) if isinstance(kernels, str) else kernels
-        fit = [
+    def fitting(self, kernels: Sequence[str], shape: Shape, variant: Mapping[str, Any]) -> list[Module]:
+        """Those of some kernels and a variant that admit a shape."""
+        return [
             module
             for module in self.modules.values()
             if module.artifact.kernel in kernels
             and all(module.artifact.variant.get(key) == wanted for key, wanted in variant.items())
             and module.artifact.admits(shape)
         ]
+
+    def bind(
+        self, kernels: str | Sequence[str], shape: Shape, names: Mapping[str, Any], variant: Mapping[str, Any]
+    ) -> Any:
+        """The launch that a plan would choose, with operands by name."""
+        fit = self.fitting((kernels,) if isinstance(kernels, str) else kernels, shape, variant)
         wanted = self.selection.algorithm(fit[0].artifact, shape) if len(fit) > 1 else None
         module = next(m for m in fit if wanted in (None, m.artifact.manifest["algorithm"]))
         given = {name: names.get(name, name) for name in module.artifact.operands}

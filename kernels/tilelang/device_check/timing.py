@@ -159,7 +159,8 @@ def of_projection(modules: Mapping[str, Module], projection: str, epilogue: str)
     variant = {"epilogue": epilogue}
     if epilogue == "none":
         variant["output_dtype"] = "f32" if projection == "lm_head" else "bf16"
-    return by_kernel(modules, "gemm.dense_small", "prefill_gemm.dense", "joint_gemm.dense", **variant)
+    kernels = ("gemm.dense_small", "prefill_gemm.dense", "joint_gemm.dense", "clustered_gemm.dense_clustered")
+    return by_kernel(modules, *kernels, **variant)
 
 
 def product_operands(artifact: Artifact, shape: Shape) -> list[dict[str, torch.Tensor]]:

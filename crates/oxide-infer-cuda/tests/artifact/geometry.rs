@@ -302,6 +302,44 @@ fn a_projection_of_a_few_rows_has_one_token_of_every_sequence() {
 }
 
 #[test]
+fn a_projection_of_many_rows_has_more_tokens_a_tile_and_no_squares() {
+    let values = |batch| {
+        [
+            ("tokens", 200),
+            ("batch", batch),
+            ("hidden_size", 1536),
+            ("num_q_heads", 12),
+            ("num_kv_heads", 2),
+            ("head_dim", 128),
+            ("rotary_dim", 128),
+            ("page_size", 64),
+            ("num_pages", 2000),
+            ("max_pages", 8),
+            ("max_positions", 1000),
+        ]
+    };
+    for (name, tiles) in [("m32_64x128_s6", 7), ("m64_64x128_s6", 4)] {
+        let projected = artifact(&format!("projected.bf16.128.present.{name}"));
+        // Two tiles a head.
+        assert_eq!(resolve(projected, &values(200))[0].grid, [32, tiles, 1]);
+        assert_eq!(bytes(projected, "input", &values(200)), 200 * 1536 * 2);
+        assert_eq!(bytes(projected, "q_out", &values(200)), 200 * 12 * 128 * 2);
+        assert!(projected.manifest().operands.iter().all(|operand| operand.name != "squares"));
+        let error = projected.manifest().resolve(&dimensions(&values(199))).unwrap_err();
+        assert!(matches!(error, ResolveError::Domain { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_product_whose_k_a_cluster_shares_has_a_block_for_each_range() {
+    let product = artifact("dense_clustered.bf16.f32.residual.cluster4_128x128");
+    let launches = resolve(product, &[("m", 200), ("n", 1544), ("k", 8960)]);
+    // 13 by 2 tiles, of 4 blocks each; two warpgroups multiply, a warp copies.
+    assert_eq!((launches.len(), launches[0].grid, launches[0].launch.block), (1, [52, 2, 1], [288, 1, 1]));
+    assert_eq!(launches[0].launch.cluster, Some([4, 1, 1]));
+}
+
+#[test]
 fn a_vocabulary_is_cut_into_chunks() {
     let argmax = artifact("argmax.chunk_4096");
     let values = [("rows", 3), ("vocab_size", 151_936), ("max_sequences", 8)];

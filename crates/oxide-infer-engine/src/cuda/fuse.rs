@@ -1,8 +1,9 @@
 //! Fewer operators for a decode step of few rows: what stands around a product is computed with it.
 //!
 //! A step of few rows is as long as reading the weights takes, plus what every launch adds. So norms are spread over the
-//! products around them ([`chain`]), and heads are turned and appended by the product that projects them. At more rows, and
-//! for models that have no artifacts for that, operators are as they were lowered.
+//! products around them ([`chain`]), and heads are turned and appended by the product that projects them; the latter also
+//! where norms stay apart. Where that is predicted to take longer, and for models that have no artifacts for it, operators
+//! are as they were lowered.
 
 mod chain;
 #[cfg(test)]
@@ -32,8 +33,13 @@ pub(super) struct Step<'a> {
 pub(super) enum Fused {
     /// `Hidden += input · weightᵀ`; `Normed = Hidden · norm's weight` and `Squares` are what the next product needs.
     Weighted { input: Activation, weight: Matrix, norm: Vector },
-    /// `Rotated = rope(query)` of heads projected from `Normed` over the root of the mean of `Squares`, keys and values into
-    /// their pages.
+    /// `Rotated = rope(query)` of heads projected from `Normed`, keys and values into their pages.
+    Projection {
+        /// Of query, key and value.
+        weights: Vec<Matrix>,
+        bias: Option<Vec<Vector>>,
+    },
+    /// The same of `Normed` over the root of the mean of `Squares`.
     ScaledProjection {
         eps: f32,
         /// Of query, key and value.
@@ -48,7 +54,7 @@ impl Fused {
     /// What errors call it.
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Self::ScaledProjection { .. } => "query, key and value projection",
+            Self::Projection { .. } | Self::ScaledProjection { .. } => "query, key and value projection",
             Self::ScaledSwiGlu { .. } => "gate and up projection",
             Self::Weighted { input: Activation::Attention, .. } => "attention output projection",
             Self::Weighted { .. } => "down projection",
@@ -83,8 +89,11 @@ impl<'a> Requests<'a> {
                 let epilogue = [("bias", "absent"), ("residual", "weighted")];
                 dense_request(rows, &[*weight], Activation::Hidden.dtype(), &epilogue)
             }
+            Fused::Projection { weights, bias } => {
+                self.projected("absent", bias.is_some(), rows, weights[0].cols)
+            }
             Fused::ScaledProjection { weights, bias, .. } => {
-                self.projected(bias.is_some(), rows, weights[0].cols)
+                self.projected("squares", bias.is_some(), rows, weights[0].cols)
             }
             Fused::ScaledSwiGlu { gate, .. } => {
                 let form = [("activation", "swiglu"), ("input", "weighted_bf16"), ("norm", "squares")];
@@ -101,10 +110,10 @@ impl<'a> Requests<'a> {
     }
 
     /// Heads of one token of every sequence, projected, turned and appended.
-    fn projected(&self, biased: bool, rows: usize, hidden_size: usize) -> Request {
+    fn projected(&self, norm: &'static str, biased: bool, rows: usize, hidden_size: usize) -> Request {
         let properties = [
             ("qkv", "projected"),
-            ("norm", "squares"),
+            ("norm", norm),
             ("bias", if biased { "bf16" } else { "absent" }),
             ("qk_norm", "absent"),
         ];

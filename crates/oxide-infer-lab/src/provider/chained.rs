@@ -110,7 +110,7 @@ fn check_weighted(output: &[f32], norm: &[bf16], weighted: &[bf16], squares: &[f
     Ok(())
 }
 
-/// `kv_cache.rope_append` with `norm=squares`: the case's heads are what the projections come to.
+/// `kv_cache.rope_append` with `qkv=projected`: the case's heads are what the projections come to.
 pub(super) fn rope_append(
     tile: &mut OxideTile,
     spec: &rope_append::Spec,
@@ -129,7 +129,7 @@ pub(super) fn rope_append(
     }
     let judged = Judged(Contract::ROPE_APPEND, operands.check_indices(spec));
     let heads = packed(&[&operands.q, &operands.k, &operands.v]);
-    let made = Projections::onto(&heads, tokens, tile.has("bias", "bf16"));
+    let made = Projections::onto(&heads, tokens, tile.has("bias", "bf16"), tile.has("norm", "squares"));
     let rotations = rotations(spec.config().rope.clone(), &operands.positions)?;
     let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());
     let more = [
@@ -138,17 +138,20 @@ pub(super) fn rope_append(
         ("max_positions", rotations.len() / head_dim.max(1)),
     ];
     let bias = if made.bias.is_some() { "bf16" } else { "absent" };
-    let properties = [("qkv", "projected"), ("norm", "squares"), ("bias", bias), ("qk_norm", "absent")];
+    let norm = if made.norm.is_some() { "squares" } else { "absent" };
+    let properties = [("qkv", "projected"), ("norm", norm), ("bias", bias), ("qk_norm", "absent")];
     let asked =
         properties.iter().fold(Request::from(spec), |asked, (name, value)| asked.property(name, *value));
     let mut call = Call::new(with(with(asked, &tables), &more));
     call.read_list("input", &made.input);
-    call.read_list("squares", &made.squares);
+    if let Some((squares, epsilon)) = &made.norm {
+        call.read_list("squares", squares);
+        call.attribute("epsilon", *epsilon);
+    }
     call.read_list("weight", &made.weight);
     if let Some(bias) = &made.bias {
         call.read_list("bias", bias);
     }
-    call.attribute("epsilon", made.epsilon);
     call.read("positions", &operands.positions)?;
     call.read("block_table", &operands.block_table)?;
     call.read_list("rotations", &rotations);
@@ -163,23 +166,23 @@ const HIDDEN_SIZE: usize = 864;
 /// Tokens that have a column of the weight of their own, with room for what all of them share.
 const MOST_TOKENS: usize = 512;
 
-/// Weighted tokens and weights whose projections are known.
+/// Tokens, weighted or normalized, and weights whose projections are known.
 struct Projections {
     input: Vec<bf16>,
-    squares: Vec<f32>,
+    /// Sums of squares and an epsilon, of tokens that are weighted only.
+    norm: Option<(Vec<f32>, f32)>,
     weight: Vec<bf16>,
     bias: Option<Vec<bf16>>,
-    epsilon: f32,
 }
 
 impl Projections {
     /// Each token has a column of the weight of its own, which holds its heads; one column takes the bias away again; and
     /// the other columns are pairs that cancel. Every number is a `bf16` and every sum exact, so that projections that are
     /// not rounded are the heads.
-    fn onto(heads: &[bf16], tokens: usize, biased: bool) -> Self {
+    fn onto(heads: &[bf16], tokens: usize, biased: bool, scaled: bool) -> Self {
         let width = heads.len() / tokens;
         // Mean squares of 4, 52 and 244: with 12 more their roots are 4, 8 and 16.
-        let root = |token: usize| [4.0_f32, 8.0, 16.0][token % 3];
+        let root = |token: usize| if scaled { [4.0_f32, 8.0, 16.0][token % 3] } else { 1.0 };
         let epsilon = 12.0;
         let sum = |token: usize, at: usize| {
             let uneven = if at.is_multiple_of(2) { 1.5 } else { 0.5 };
@@ -202,10 +205,9 @@ impl Projections {
         };
         Self {
             input: grid(tokens, HIDDEN_SIZE, |token, at| bf16::from_f32(input(token, at))),
-            squares: grid(tokens, HIDDEN_SIZE / SQUARES, sum),
+            norm: scaled.then(|| (grid(tokens, HIDDEN_SIZE / SQUARES, sum), epsilon)),
             weight: grid(width, HIDDEN_SIZE, weight),
             bias: biased.then(|| (0..width).map(bias).map(bf16::from_f32).collect()),
-            epsilon,
         }
     }
 }
@@ -223,13 +225,15 @@ mod tests {
         let (tokens, width) = (7, 130);
         let heads: Vec<_> =
             (0..tokens * width).map(|i| bf16::from_f32((i as f32 * 0.37).sin() * 3.0)).collect();
-        for biased in [false, true] {
-            let made = Projections::onto(&heads, tokens, biased);
+        for (biased, scaled) in [(false, true), (true, true), (false, false), (true, false)] {
+            let made = Projections::onto(&heads, tokens, biased, scaled);
             for token in 0..tokens {
                 let input = &made.input[token * HIDDEN_SIZE..][..HIDDEN_SIZE];
-                let squares = &made.squares[token * HIDDEN_SIZE / SQUARES..][..HIDDEN_SIZE / SQUARES];
-                let mean = squares.iter().sum::<f32>() / HIDDEN_SIZE as f32;
-                let scale = 1.0 / f64::from(mean + made.epsilon).sqrt();
+                let scale = made.norm.as_ref().map_or(1.0, |(squares, epsilon)| {
+                    let squares = &squares[token * HIDDEN_SIZE / SQUARES..][..HIDDEN_SIZE / SQUARES];
+                    let mean = squares.iter().sum::<f32>() / HIDDEN_SIZE as f32;
+                    1.0 / f64::from(mean + epsilon).sqrt()
+                });
                 for row in 0..width {
                     let weight = &made.weight[row * HIDDEN_SIZE..][..HIDDEN_SIZE];
                     let sum: f64 = input.iter().zip(weight).map(|(x, w)| x.to_f64() * w.to_f64()).sum();

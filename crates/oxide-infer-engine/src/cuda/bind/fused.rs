@@ -1,4 +1,4 @@
-//! Several operators in one, of a decode step of few rows.
+//! Several operators in one, of a decode step.
 
 use super::{Binder, PrepareError, Sequence};
 use crate::cuda::fuse::Fused;
@@ -21,6 +21,10 @@ impl Binder<'_> {
         let buffers = self.buffers;
         match fused {
             Fused::Weighted { input, weight, norm } => self.weighted(request, *input, weight, norm, to),
+            Fused::Projection { weights, bias } => {
+                let operands = Operands::new().span("input", buffers.activation(Activation::Normed)?);
+                self.projection(request, operands, (weights, bias.as_deref()), layer, layout, to)
+            }
             Fused::ScaledProjection { eps, weights, bias } => {
                 let operands = scaled(buffers, *eps)?;
                 self.projection(request, operands, (weights, bias.as_deref()), layer, layout, to)

@@ -1,15 +1,18 @@
-//! Norms of a step of a few rows, spread over the products around them.
+//! Norms of a decode step of a few rows, spread over the products around them; and projections that turn and append.
 
 use super::{CudaOperator, Fused, Requests, Step};
 use crate::cuda::classes::{DecodeClass, StepClass};
 use crate::cuda::lower::{Activation, Residual};
 use crate::model::Vector;
+use oxide_infer::DType;
 use oxide_infer_cuda::artifact::Request;
 use std::borrow::Cow;
 
 /// Nanoseconds that a launch of a norm, or of rotation and append, takes between two products: a layer of the 1.5B shape takes
 /// 4.0 us less without three of them (docs/evidence/2026-11-30-h200-fusion-layers.json, 8 rows).
 const LAUNCH: u64 = 1300;
+/// What rotation and append read and write in a nanosecond.
+const APPENDED_BYTES: u64 = 3500;
 
 /// A product that ends a block, the norm after it, and the operators that read the norm: as they were lowered, and as two.
 struct Link {
@@ -44,8 +47,10 @@ impl<'a> Requests<'a> {
                     2 + readers
                 }
                 None => {
-                    chained[layer].push(operator.clone());
-                    1
+                    let fused = projection(rest).filter(|fused| self.gains(fused, operator, class));
+                    let used = if fused.is_some() { 2 } else { 1 };
+                    chained[layer].push(fused.map_or_else(|| operator.clone(), CudaOperator::Fused));
+                    used
                 }
             };
             rest = &rest[used..];
@@ -66,6 +71,15 @@ impl<'a> Requests<'a> {
         let sum = |times: [Option<u64>; 2]| Some(times[0]? + times[1]?);
         let saved = LAUNCH * link.readers as u64;
         matches!((sum(fused), sum(plain)), (Some(fused), Some(plain)) if fused <= plain + saved)
+    }
+
+    /// Whether heads that are projected, turned and appended in one launch are predicted to take no longer than in two.
+    fn gains(&self, fused: &Fused, product: &CudaOperator, class: StepClass) -> bool {
+        let fused = self.predicted(&self.fused(fused, class.tokens()));
+        let product = self.layer(product, class).and_then(|request| self.predicted(&request));
+        let moved = 2 * class.tokens() * Activation::Projected.width(self.config) * DType::BF16.size();
+        let append = LAUNCH + moved as u64 / APPENDED_BYTES;
+        matches!((fused, product), (Some(fused), Some(product)) if fused <= product + append)
     }
 
     /// Nanoseconds of the artifact that is chosen for a request, if one is and its rule says them.
@@ -103,6 +117,19 @@ fn link(operators: &[(usize, &CudaOperator)]) -> Option<Link> {
         _ => return None,
     };
     Some(Link { weighted, scaled, readers })
+}
+
+/// The projection of heads of a normalized input, if the first operators are that and an append.
+fn projection(operators: &[(usize, &CudaOperator)]) -> Option<Fused> {
+    use CudaOperator as O;
+    match operators {
+        [
+            (_, O::Dense { weights, bias, output: Activation::Projected, .. }),
+            (_, O::RopeAppend { head_norms: None }),
+            ..,
+        ] => Some(Fused::Projection { weights: weights.clone(), bias: bias.clone() }),
+        _ => None,
+    }
 }
 
 /// A product that ends a block, with what the norm after it needs.

@@ -69,7 +69,7 @@ impl Shape {
             // More steps of k than any schedule has stages, but where clusters cut k, and rows or columns over a tile's border.
             ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
-            ("kv_cache.rope_append", "chained_gemm.scaled_projected") => {
+            ("kv_cache.rope_append", "chained_gemm.scaled_projected" | "projected.projected") => {
                 &[("tokens", 33), ("num_q_heads", 9)]
             }
             ("kv_cache.rope_append", "chained_gemv.scaled_projected") => &[("tokens", 1), ("num_q_heads", 9)],

@@ -144,6 +144,7 @@ fn an_artifact_that_does_what_is_documented_passes() {
         "scaled_swiglu.bf16.m8_64x128_s3",
         "scaled_projected.bf16.64.absent.m8_64x128_s5_split4",
         "scaled_projected.bf16.128.present.m32_64x128_s3_split4",
+        "projected.bf16.128.present.m32_64x128_s6",
     ] {
         let found = found(name, emulated::documented);
         assert!(found.checks >= 2, "{name}: {found:?}");
@@ -166,6 +167,11 @@ fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
         ("rope.bf16.64.threads_128", emulated::with_a_silent_fault, "the device found no fault"),
         (
             "paged_append.bf16.64.nhd.16.threads_128",
+            emulated::with_a_silent_fault,
+            "the device found no fault",
+        ),
+        (
+            "projected.bf16.128.present.m64_64x128_s6",
             emulated::with_a_silent_fault,
             "the device found no fault",
         ),
