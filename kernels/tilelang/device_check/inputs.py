@@ -52,7 +52,7 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def product(artifact: Artifact, shape: Shape) -> Case:
     """A matrix product with the artifact's epilogue."""
-    epilogue = artifact.variant["epilogue"]
+    epilogue = artifact.variant.get("epilogue", "none")
     m, n, k = shape["m"], shape["n"], shape["k"]
     dtype = DTYPES[artifact.variant["dtype"]]
     weight = randn(2 * n if epilogue == "swiglu" else n, k, dtype=dtype, scale=k**-0.5)
@@ -286,6 +286,7 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "normalization.rms_norm": norm,
     "normalization.add_rms_norm": norm,
     "gemm.dense_small": product,
+    "streamed_gemm.dense_streamed": product,
     "prefill_gemm.dense": product,
     "joint_gemm.dense": product,
     "clustered_gemm.dense_clustered": product,
