@@ -3,10 +3,12 @@
 mod conformance;
 mod deterministic;
 mod engine;
+mod fault;
 mod lifetime;
 mod products;
 
 pub(crate) use conformance::{Cases, Scope, Shape};
+pub(crate) use fault::Supplies;
 
 use crate::record::Finding;
 use oxide_infer_cuda::artifact::Registry;
@@ -25,6 +27,9 @@ pub(crate) enum Gate {
     /// Products of one order of sums bit by bit, and a model's requests alone and in 200 random mixes, whose tokens and
     /// log-probabilities must be the same.
     Deterministic,
+    /// The server with requests in flight whose device writes to an illegal address: what clients and supervisor are told, and
+    /// that the next server is sound. Not run unless named, since it needs the server's binary.
+    Fault,
     /// Dense products by cuBLASLt against the contract's reference, over the suite's shapes and those of models. Not run unless
     /// named, since the library is not a part of this project.
     Products,
@@ -40,6 +45,7 @@ impl Gate {
             Self::Conformance => conformance::run(context, registry, scope),
             Self::Lifetime => lifetime::run(context, registry),
             Self::Engine => engine::run(context),
+            Self::Fault => fault::run(context.device().ordinal, scope.supplies.as_ref()),
             Self::Deterministic => deterministic::run(context, registry),
             Self::Products => products::run(context, registry, &scope.cublas_lt),
         }

@@ -48,7 +48,7 @@ enum Command {
 /// Exits 0 only if every gate passed.
 #[derive(Args, Debug)]
 struct GatesOptions {
-    /// Gates to run; all but products if none is named.
+    /// Gates to run; all but products and fault if none is named.
     gates: Vec<gates::Gate>,
     /// Which device.
     #[arg(long, default_value_t = 0)]
@@ -74,6 +74,12 @@ struct GatesOptions {
     /// Of the products gate: the file of cuBLASLt, or the folder that it is in; where it usually is if not given.
     #[arg(long)]
     cublas_lt: Option<PathBuf>,
+    /// Of the fault gate: the oxide-infer binary to run, of the same revision.
+    #[arg(long, requires = "provoker")]
+    server: Option<PathBuf>,
+    /// Of the fault gate: the library that the server is to load, libprovoke_fault.so of oxide-infer-cuda's examples.
+    #[arg(long, requires = "server")]
+    provoker: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -117,7 +123,9 @@ fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
         check(gate, options)?;
     }
     let cublas_lt = options.cublas_lt.clone().map_or(Search::Usual, Search::At);
-    let scope = gates::Scope { cases: options.cases, only: options.only.clone(), cublas_lt };
+    let supplies = options.server.clone().zip(options.provoker.clone());
+    let supplies = supplies.map(|(server, provoker)| gates::Supplies { server, provoker });
+    let scope = gates::Scope { cases: options.cases, only: options.only.clone(), cublas_lt, supplies };
     for gate in gates {
         let finding = gate.run(&context, &registry, &scope);
         println!("{finding}");
@@ -136,7 +144,11 @@ fn check(gate: gates::Gate, options: &GatesOptions) -> Result<()> {
         "the gate {gate:?} is not of {}, which has the conformance gate alone",
         options.provider
     );
-    let whole_models = matches!(gate, gates::Gate::Engine | gates::Gate::Deterministic);
+    ensure!(
+        gate != gates::Gate::Fault || options.server.is_some(),
+        "the gate Fault runs a server: --server and --provoker say which"
+    );
+    let whole_models = matches!(gate, gates::Gate::Engine | gates::Gate::Deterministic | gates::Gate::Fault);
     ensure!(
         !whole_models || options.artifacts.is_none(),
         "the gate {gate:?} runs models with the artifacts in the binary, so it takes no --artifacts"

@@ -1,5 +1,6 @@
 //! How much of the conformance gate is run: on which artifacts, and over how many shapes.
 
+use crate::gates::Supplies;
 use oxide_infer_cuda::artifact::{Artifact, Dimensions, Manifest};
 use oxide_infer_cuda::provider::cublas_lt::Search;
 use std::sync::Arc;
@@ -23,6 +24,8 @@ pub(crate) struct Scope {
     pub(crate) only: Vec<String>,
     /// Where the products gate looks for cuBLASLt.
     pub(crate) cublas_lt: Search,
+    /// What the fault gate runs.
+    pub(crate) supplies: Option<Supplies>,
 }
 
 impl Scope {
