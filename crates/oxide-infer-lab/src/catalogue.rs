@@ -6,6 +6,7 @@
 mod evidence;
 mod marks;
 mod native;
+mod sanitized;
 mod state;
 mod tables;
 #[cfg(test)]

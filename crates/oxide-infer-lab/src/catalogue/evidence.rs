@@ -28,6 +28,7 @@ pub(super) enum Content {
     Gates(Record),
     Kernels(KernelCheck),
     Parity(Parity),
+    Sanitized(Sanitized),
     /// Nothing that the catalogue reads.
     Other,
 }
@@ -81,6 +82,28 @@ pub(super) struct Cases {
     pub(super) count: u32,
 }
 
+/// A record of `benchmarks/kernels/sanitize.py`.
+#[derive(Debug, Deserialize)]
+pub(super) struct Sanitized {
+    /// Name of every artifact, and the hash of its machine code.
+    pub(super) artifacts: BTreeMap<String, Sha256Hex>,
+    /// Each a process: one tool over some artifacts.
+    pub(super) steps: Vec<Step>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(super) struct Step {
+    pub(super) tool: String,
+    /// Exit status; none of a process whose time was up.
+    pub(super) status: Option<i32>,
+    /// What the tool counted; none if it did not come to that.
+    pub(super) errors: Option<u64>,
+    /// Cases that ran to their end, by artifact.
+    pub(super) ran: BTreeMap<String, usize>,
+    /// What the conformance gate found wrong under the tool.
+    pub(super) failures: Vec<IgnoredAny>,
+}
+
 /// What tells records apart.
 #[derive(Deserialize)]
 struct Header {
@@ -112,6 +135,7 @@ impl Content {
         Ok(match (header.kind.as_deref(), header.findings) {
             (Some("gpu_check"), _) => Self::Kernels(parse(json, "a record of gpu_check.py")?),
             (Some("model parity"), _) => Self::Parity(parse(json, "a record of model parity")?),
+            (Some("sanitize"), _) => Self::Sanitized(parse(json, "a record of sanitize.py")?),
             (None, Some(IgnoredAny)) => Self::Gates(parse(json, "a record of the lab's gates")?),
             _ => Self::Other,
         })

@@ -54,7 +54,7 @@ impl<'a> State<'a> {
             let (listed, claims) = match &file.content {
                 Content::Gates(record) => (record.artifacts.get(artifact), gate_claims(record, artifact)),
                 Content::Kernels(record) => (record.artifacts.get(artifact), check_claims(record, artifact)),
-                Content::Parity(_) | Content::Other => continue,
+                Content::Parity(_) | Content::Sanitized(_) | Content::Other => continue,
             };
             let Some(listed) = listed else { continue };
             let known = if *listed == hash { &mut state.now } else { &mut state.older };

@@ -2,6 +2,7 @@
 
 use super::evidence::{Content, Evidence, Parity};
 use super::native;
+use super::sanitized::{self, Clean};
 use super::state::{Claim, State};
 use crate::record::{Finding, Record};
 use anyhow::{Context as _, Result};
@@ -51,6 +52,10 @@ pub(super) fn blocks(
         ("contracts", contracts([&tile, &native], products.as_ref(), links, document)?),
         ("artifacts", artifacts(&tile, links)),
         ("oxide_native", native::block(&native, evidence, links)),
+        (
+            "sanitizers",
+            sanitized::block([(Provider::OxideTile, &tile), (Provider::OxideNative, &native)], links),
+        ),
         ("cublas_lt", products.map_or("No record of cuBLASLt.".to_owned(), |products| products.block(links))),
         ("models", models(evidence, links)),
     ])
@@ -60,16 +65,28 @@ pub(super) fn blocks(
 pub(super) struct Row<'a> {
     artifact: &'a Artifact,
     state: State<'a>,
+    pub(super) clean: Clean<'a>,
 }
 
 fn rows<'a>(registry: &'a Registry, evidence: &'a Evidence) -> Vec<Row<'a>> {
     let row = |artifact: &'a std::sync::Arc<Artifact>| {
         let manifest = artifact.manifest();
-        Row { artifact, state: State::of(evidence, &manifest.name, manifest.cubin.sha256) }
+        let (name, hash) = (&manifest.name, manifest.cubin.sha256);
+        Row {
+            artifact,
+            state: State::of(evidence, name, hash),
+            clean: sanitized::clean(evidence, name, hash),
+        }
     };
     let mut rows: Vec<_> = registry.artifacts().map(row).collect();
     rows.sort_by_key(|row| (row.order(), row.manifest().properties.clone(), row.manifest().name.clone()));
     rows
+}
+
+/// The artifacts of each contract, with its name.
+pub(super) fn contracts_of<'r, 'a>(rows: &'r [Row<'a>]) -> impl Iterator<Item = (&'a str, &'r [Row<'a>])> {
+    let groups = rows.chunk_by(|a, b| a.contract() == b.contract());
+    groups.filter_map(|group| Some((group.first()?.contract().0, group)))
 }
 
 impl<'a> Row<'a> {

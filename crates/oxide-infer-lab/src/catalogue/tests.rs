@@ -1,4 +1,5 @@
 use super::evidence::{Content, Evidence, File};
+use super::sanitized::{Clean, clean};
 use super::state::{Claim, State};
 use super::{CatalogueOptions, marks, run, updated};
 use oxide_infer_cuda::artifact::{Registry, Target};
@@ -141,6 +142,38 @@ fn the_newest_record_stands_for_a_claim() {
     assert_eq!((state.now[&Claim::Conforms], state.older[&Claim::Conforms]), ("1.json", "2.json"));
 }
 
+/// A record of `sanitize.py` with one process.
+fn sanitized(hash: &str, tool: &str, status: Value, errors: Value, failures: &[&str]) -> Value {
+    json!({
+        "kind": "sanitize", "artifacts": { NAME: hash },
+        "steps": [{
+            "tool": tool, "status": status, "errors": errors, "ran": { NAME: 1, "others": 0 }, "failures": failures
+        }]
+    })
+}
+
+#[test]
+fn an_artifact_is_clean_under_a_tool_that_ran_this_machine_code_to_its_end_and_found_nothing() {
+    let tools = |records: &[Value]| -> Vec<_> {
+        let evidence = evidence(records);
+        clean(&evidence, NAME, NOW.to_owned().try_into().unwrap()).into_keys().collect()
+    };
+    let good = sanitized(NOW, "memcheck", json!(0), json!(0), &[]);
+    assert_eq!(tools(std::slice::from_ref(&good)), ["memcheck"]);
+    for bad in [
+        sanitized(OTHER, "racecheck", json!(0), json!(0), &[]),
+        sanitized(NOW, "racecheck", json!(86), json!(3), &[]),
+        sanitized(NOW, "racecheck", json!(null), json!(null), &[]),
+        sanitized(NOW, "racecheck", json!(1), json!(0), &["it is wrong"]),
+    ] {
+        assert_eq!(tools(&[good.clone(), bad.clone()]), ["memcheck"], "{bad}");
+    }
+    let evidence = evidence(&[good.clone(), good]);
+    assert_eq!(clean(&evidence, "others", NOW.to_owned().try_into().unwrap()), Clean::new());
+    let newest = clean(&evidence, NAME, NOW.to_owned().try_into().unwrap());
+    assert_eq!(newest["memcheck"], "1.json");
+}
+
 #[test]
 fn a_record_that_cannot_be_read_is_an_error_that_names_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -167,7 +200,7 @@ fn without_records_nothing_is_claimed_and_check_changes_nothing() {
     run(&options(false)).unwrap();
     let made = fs::read_to_string(&file).unwrap();
     let tables: Vec<_> = made.split("<!-- ").filter(|part| part.starts_with("made by")).collect();
-    assert_eq!(tables.len(), 5);
+    assert_eq!(tables.len(), 6);
     for table in tables {
         assert!(!table.contains("`conforms`") && !table.contains("`measured`"), "{table}");
     }
