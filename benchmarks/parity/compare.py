@@ -21,6 +21,10 @@ import torch
 from metrics import ERROR_RATIO, NOISE_PERCENTILE, Steps, noise_of, own_noise_of, verdict
 from reference import device_facts, versions
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+
+import artifacts  # noqa: E402
+
 
 def main() -> int:
     args = arguments()
@@ -112,6 +116,8 @@ def make_record(args: argparse.Namespace, reference: dict, cases: list[dict], fo
             },
             "report": read_report(args.logits[mode]),
         }
+    # Once for all modes, which one build ran.
+    ran = artifacts.merged(mode["report"] and mode["report"].pop("artifacts", None) for mode in modes.values())
     lengths = sorted(len(case["prompt"]) for case in cases)
     return {
         "schema": 1,
@@ -123,6 +129,7 @@ def make_record(args: argparse.Namespace, reference: dict, cases: list[dict], fo
         "command": [argument if argument != str(args.record) else args.record.name for argument in sys.argv],
         "device": device_facts(args.device),
         "versions": versions(),
+        "artifacts": ran,
         "reference": reference,
         "rule": {
             "noise": f"{NOISE_PERCENTILE}th percentile over all steps, nearest rank, of |margin in bfloat16 - margin "

@@ -27,6 +27,10 @@ from collections.abc import Iterator
 
 import records
 
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1]))
+
+import artifacts  # noqa: E402
+
 SHAPES = {
     "Qwen2.5-1.5B shape": {"hidden_size": 1536, "num_hidden_layers": 28},
     "Qwen2.5-7B shape": {"hidden_size": 3584, "num_hidden_layers": 28},
@@ -78,6 +82,7 @@ def main() -> None:
             for work in work_of(name, options.quick)
         ]
         record |= server(options)
+    record["artifacts"] = artifacts.merged(pop_artifacts(record))
     options.record.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {options.record}")
 
@@ -137,6 +142,12 @@ def bench(options: argparse.Namespace, command: list) -> dict:
         return json.loads(path.read_text())
 
 
+def pop_artifacts(record: dict) -> list[dict | None]:
+    """What each run and the server computed with, which then stands in the record once."""
+    runs = [record, *record.get("runs", []), *record.get("budgets", [])]
+    return [run.pop("artifacts", None) for run in runs]
+
+
 def server(options: argparse.Namespace) -> dict:
     """Rows of the server, its memory after them, and the time from its start to the first completion."""
     with running(options, []) as (process, port, started):
@@ -145,6 +156,7 @@ def server(options: argparse.Namespace) -> dict:
     lines = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     memory = {key: lines[key].strip() for key in ("VmHWM", "VmRSS", "RssAnon", "RssFile")}
     found = {"server": result["runs"], "server_rows": result["rows"], "server_memory_after": memory}
+    found["artifacts"] = result["artifacts"]
     # Made weights take another time than weights that are read.
     return found if weights(options.small) else found | {"start_to_first_completion_s": round(started, 3)}
 
@@ -153,7 +165,8 @@ def budget(options: argparse.Namespace, tokens: int) -> dict:
     """What a server does whose steps have at most so many tokens."""
     with running(options, ["--max-batch-tokens", tokens]) as (_, port, _):
         result = load(options, port, [2 if options.quick else BUDGET_CONCURRENCY])
-    return {"max_batch_tokens": tokens, "server": result["runs"], "server_rows": result["rows"]}
+    found = {"max_batch_tokens": tokens, "server": result["runs"], "server_rows": result["rows"]}
+    return found | {"artifacts": result["artifacts"]}
 
 
 @contextlib.contextmanager
@@ -173,11 +186,13 @@ def running(options: argparse.Namespace, more: list) -> Iterator[tuple[subproces
 
 
 def load(options: argparse.Namespace, port: int, concurrencies: list[int]) -> dict:
-    """What `oxide-infer bench --url` found."""
+    """What `oxide-infer bench --url` found, and what the server computed with."""
     inputs, outputs = (16, 8) if options.quick else (512, 128)
     work = ["--input-len", inputs, "--output-len", outputs, "--concurrency", ",".join(map(str, concurrencies))]
     rounds = ["--num-requests", "4x", "--warmup", "1x", "--repeat", ROUNDS]
-    return bench(options, ["--url", f"http://127.0.0.1:{port}", *work, *rounds])
+    found = bench(options, ["--url", f"http://127.0.0.1:{port}", *work, *rounds])
+    _, metrics = request(port, "GET", "/metrics")
+    return found | {"artifacts": artifacts.of_metrics(metrics.decode())}
 
 
 def wait_until_ready(process: subprocess.Popen, port: int) -> None:

@@ -1,6 +1,7 @@
 //! Counters of the engine, written once per step by the engine thread and read by anyone.
 
 use bytemuck::{Pod, Zeroable};
+use serde::Serialize;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Upper bounds of the buckets of [`TokenHistogram`], inclusive; the last bucket has none.
@@ -106,10 +107,38 @@ impl EngineMetrics {
 /// How often each operator artifact was executed. Written by the executor, read by anyone.
 #[derive(Debug, Default)]
 pub struct OperatorCounters {
+    sha256: Option<String>,
     counters: Vec<(String, AtomicU64)>,
 }
 
+/// The artifacts that an executor has computed with, as records of runs name them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ArtifactsUsed {
+    /// Of the machine code of all that it chose among, [`oxide_infer_cuda::artifact::Registry::digest`].
+    pub sha256: String,
+    /// Names of those that it has executed, sorted.
+    pub executed: Vec<String>,
+}
+
 impl OperatorCounters {
+    /// Counters of artifacts that are chosen among a set with this hash.
+    pub(crate) fn of_artifacts(sha256: String) -> Self {
+        Self { sha256: Some(sha256), counters: Vec::new() }
+    }
+
+    /// Hash of the artifacts that were chosen among, of an executor that computes with artifacts.
+    pub fn sha256(&self) -> Option<&str> {
+        self.sha256.as_deref()
+    }
+
+    /// What has been executed, of an executor that computes with artifacts.
+    pub fn used(&self) -> Option<ArtifactsUsed> {
+        let executed = self.snapshot().filter(|(_, count)| *count > 0);
+        let mut executed: Vec<_> = executed.map(|(artifact, _)| artifact.to_owned()).collect();
+        executed.sort();
+        Some(ArtifactsUsed { sha256: self.sha256.clone()?, executed })
+    }
+
     /// Every artifact of the executor's plans with its executions, in the order of the plans.
     pub fn snapshot(&self) -> impl Iterator<Item = (&str, u64)> {
         self.counters.iter().map(|(artifact, count)| (artifact.as_str(), count.load(Relaxed)))
@@ -143,6 +172,17 @@ mod tests {
         metrics.publish(&written);
         assert_eq!(metrics.snapshot(), written);
         assert_eq!(metrics.snapshot().kv_usage(), 0.25);
+    }
+
+    #[test]
+    fn what_was_used_is_the_set_and_those_of_it_that_were_executed() {
+        let mut counters = OperatorCounters::of_artifacts("0123".to_owned());
+        let indices = ["swiglu", "argmax", "gather"].map(|artifact| counters.index(artifact));
+        counters.add(indices[0], 2);
+        counters.add(indices[2], 1);
+        let executed = vec!["gather".to_owned(), "swiglu".to_owned()];
+        assert_eq!(counters.used(), Some(ArtifactsUsed { sha256: "0123".to_owned(), executed }));
+        assert_eq!(OperatorCounters::default().used(), None, "the CPU has no artifacts");
     }
 
     #[test]

@@ -14,6 +14,7 @@ use modes::Runner;
 pub(crate) use modes::greedy_request;
 use oxide_infer_engine::cpu::{CpuOptions, KvMemory};
 use oxide_infer_engine::cuda::{CudaOptions, DecodeLaunch, load_cuda};
+use oxide_infer_engine::metrics::ArtifactsUsed;
 use oxide_infer_engine::{ExecutorLimits, LogitsTap, ModelSource, load_cpu};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -108,6 +109,8 @@ struct Report {
     preemptions: u64,
     /// Prompt tokens that were found in the prefix cache.
     cached_tokens: u64,
+    /// What a GPU computed with.
+    artifacts: Option<ArtifactsUsed>,
 }
 
 pub(crate) fn run(options: &ParityOptions) -> Result<()> {
@@ -159,6 +162,7 @@ fn write_logits(
 ) -> Result<Report> {
     executor.keep_logits();
     let limits: ExecutorLimits = executor.limits();
+    let operators = executor.operator_counters();
     cases.check(&limits)?;
     let sink = Arc::new(Mutex::new(Sink::create(&options.logits, &cases, limits.vocab_size)?));
     let executor: SharedExecutor = Arc::new(Mutex::new(executor));
@@ -182,6 +186,7 @@ fn write_logits(
         counts,
         preemptions: runner.preemptions(),
         cached_tokens: runner.cached_tokens(),
+        artifacts: operators.used(),
     })
 }
 

@@ -40,6 +40,7 @@ async fn offline(args: &BenchArgs) -> anyhow::Result<ExitCode> {
             "output_len": work.output_len,
             "repeat": repeat,
             "seed": args.seed,
+            "artifacts": engine.operators().used(),
             "speed": serde_json::to_value(&speed)?,
         }))
     })?;

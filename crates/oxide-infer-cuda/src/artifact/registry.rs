@@ -290,6 +290,17 @@ impl Registry {
         self.artifacts.get(name)
     }
 
+    /// SHA-256 of all machine code under its names, by which records say what they ran: of a line `NAME HASH\n` for each
+    /// artifact, in the order of names, `HASH` being that of its cubin in 64 digits.
+    pub fn digest(&self) -> Sha256Hex {
+        let mut hasher = Sha256::new();
+        for artifact in self.artifacts() {
+            let manifest = artifact.manifest();
+            hasher.update(format!("{} {}\n", manifest.name, manifest.cubin.sha256));
+        }
+        Sha256Hex::from_digest(hasher.finalize().into())
+    }
+
     /// The rules that choose among artifacts that admit the same request.
     pub fn rules(&self) -> &[Rule] {
         &self.rules

@@ -7,6 +7,7 @@ use oxide_infer_cuda::artifact::{
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 
 fn artifact_error(files: Files) -> ArtifactError {
     match files.verify() {
@@ -42,6 +43,28 @@ fn a_directory_serves_as_the_embedded_set_does() {
     assert_eq!(names(&outside), names(&inside));
     let missing = Registry::from_directory("/no/such/folder".as_ref(), Target::hopper());
     assert!(matches!(missing, Err(RegistryError::Bundle(_))));
+}
+
+#[test]
+fn a_digest_is_of_the_names_and_the_machine_code_of_all_artifacts() {
+    let of = |lines: &str| format!("{:x}", Sha256::digest(lines));
+    let line = |manifest: &Value| {
+        let (name, hash) =
+            (manifest["name"].as_str().unwrap(), manifest["cubin"]["sha256"].as_str().unwrap());
+        format!("{name} {hash}\n")
+    };
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/artifacts/sm_90a");
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let manifests = registry.artifacts().map(|artifact| {
+        let text = std::fs::read(format!("{folder}/{}.json", artifact.manifest().name)).unwrap();
+        serde_json::from_slice::<Value>(&text).unwrap()
+    });
+    let mut lines: Vec<_> = manifests.map(|manifest| line(&manifest)).collect();
+    lines.sort();
+    assert_eq!(registry.digest().to_string(), of(&lines.concat()));
+    let selection = Files::new().edit_json("index.json", |index| index["selection"] = json!([]));
+    assert_eq!(Files::new().verify().unwrap().digest(), selection.verify().unwrap().digest());
+    assert_ne!(Files::new().verify().unwrap().digest(), registry.digest());
 }
 
 #[test]

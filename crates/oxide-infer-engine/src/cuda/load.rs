@@ -132,7 +132,7 @@ pub fn load_cuda_on(
     prepare(context, &stream, config, &sizes, &buffers)?;
     upload(context, &model, &weights, &layout, &buffers.weights, progress)?;
     let status = StatusWord::new(context)?;
-    let mut counters = OperatorCounters::default();
+    let mut counters = OperatorCounters::of_artifacts(registry.digest().to_string());
     // Weights are uploaded before the first step and never written again.
     let mut loader = Loader::new(context, registry.clone()).early_launch(EarlyLaunch::WhereKernelsWait);
     let mut binder = Binder {

@@ -120,6 +120,11 @@ fn a_model_is_loaded_and_answers_with_every_way_to_sample() {
     assert_eq!(device.driver.violations(), Vec::<String>::new());
     let counted: u64 = engine.operators().snapshot().map(|(_, count)| count).sum();
     assert!(counted > 0 && device.driver.launches() as u64 >= counted);
+    let used = engine.operators().used().unwrap();
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    assert_eq!(used.sha256, registry.digest().to_string());
+    assert!(!used.executed.is_empty() && used.executed.is_sorted(), "{used:?}");
+    assert!(used.executed.iter().all(|name| registry.artifact(name).is_some()), "{used:?}");
 }
 
 #[test]

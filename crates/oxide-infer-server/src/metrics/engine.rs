@@ -55,7 +55,7 @@ impl Collector for EngineCollector {
         out.iteration_tokens(&now)?;
         let limits = self.engine.limits();
         out.cache_config(limits.page_size, limits.num_pages)?;
-        out.plan(self.engine.goal())?;
+        out.plan(self.engine.goal(), self.engine.operators().sha256())?;
         out.operators(&self.engine.operators())
     }
 }
@@ -141,14 +141,16 @@ impl Writer<'_, '_> {
         })
     }
 
-    fn plan(&mut self, goal: PlanGoal) -> Result<(), Error> {
+    fn plan(&mut self, goal: PlanGoal, artifacts: Option<&str>) -> Result<(), Error> {
         let goal = match goal {
             PlanGoal::Fastest => "fastest",
             PlanGoal::Deterministic => "deterministic",
         };
         let help = "What the operators were chosen for; always 1";
         self.describe("plan_info", help, MetricType::Gauge, |mut encoder| {
-            ConstGauge::new(1_i64).encode(encoder.encode_family(&[("goal", goal)])?)
+            let artifacts = artifacts.map(|sha256| ("artifacts", sha256));
+            let labels: Vec<_> = std::iter::once(("goal", goal)).chain(artifacts).collect();
+            ConstGauge::new(1_i64).encode(encoder.encode_family(&labels)?)
         })
     }
 

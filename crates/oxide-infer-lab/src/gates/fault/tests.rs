@@ -2,6 +2,7 @@
 
 use super::*;
 use client::ApiError;
+use oxide_infer_cuda::artifact::{Registry, Target};
 use oxide_infer_cuda::driver::simulated::SimulatedDriver;
 use oxide_infer_cuda::runtime::Context;
 use oxide_infer_engine::cuda::{CudaOptions, load_cuda_on};
@@ -87,6 +88,15 @@ fn a_simulated_device_that_is_lost_passes_and_so_does_one_that_is_not() {
     end_cleanly(&mut Simulated::start(700), &mut finding).unwrap();
     assert!(finding.is_pass(), "{finding}");
     assert_eq!(finding.passed["a request without a fault is answered"], REQUESTS);
+}
+
+#[test]
+fn the_metrics_of_a_server_on_a_device_name_its_artifacts() {
+    let server = Simulated::start(700);
+    let metrics = get(server.address(), "/metrics").unwrap().body;
+    let digest = Registry::embedded(Target::hopper()).unwrap().digest();
+    let plan = metrics.lines().find(|line| line.starts_with("oxide_infer_plan_info{")).unwrap();
+    assert!(plan.contains(&format!("artifacts=\"{digest}\"")), "{plan}");
 }
 
 #[test]
