@@ -1,10 +1,10 @@
-"""An HTTP transport that checks every response against a schema.
+"""HTTP transports that check every response against a schema.
 
 The schemas were written by hand from OpenAI's, Anthropic's and vLLM's documentation, not from the server's code, which
 only shows them in its OpenAPI document."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx2
@@ -48,27 +48,28 @@ def check(name: str, body: object) -> None:
     SCHEMAS[name].validate(body)
 
 
-class CheckingTransport(httpx2.BaseTransport):
-    """Passes requests on, checks every response, and counts what it has checked."""
+class Checker:
+    """Checks responses, and counts what it has checked."""
 
     def __init__(self) -> None:
-        self.inner = httpx2.HTTPTransport()
         self.checked = 0
 
-    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = self.inner.handle_request(request)
+    def events_of(self, request: httpx2.Request, response: httpx2.Response) -> "Events | None":
+        """Checks the head of a response, and returns what checks its events if it has these."""
         assert response.headers.get("x-request-id"), "every response has an id"
+        if response.headers["content-type"].split(";")[0] != "text/event-stream":
+            return None
+        assert response.status_code == 200
+        return Events(request.url.path, self)
+
+    def check_whole(self, request: httpx2.Request, response: httpx2.Response) -> None:
+        """Checks a body that was read."""
         path = request.url.path
-        kind = response.headers["content-type"].split(";")[0]
-        if kind == "text/event-stream":
-            assert response.status_code == 200
-            response.stream = CheckedEvents(response.stream, path, self)
-        elif path not in ("/metrics", "/openapi.json"):
-            assert kind == "application/json"
-            response.read()
-            check(self.schema_of(request.method, path, response.status_code), response.json())
-            self.checked += 1
-        return response
+        if path in ("/metrics", "/openapi.json"):
+            return
+        assert response.headers["content-type"].split(";")[0] == "application/json"
+        check(self.schema_of(request.method, path, response.status_code), response.json())
+        self.checked += 1
 
     @staticmethod
     def schema_of(method: str, path: str, status: int) -> str:
@@ -78,28 +79,23 @@ class CheckingTransport(httpx2.BaseTransport):
             return error_schema(path)
         return "model" if path.startswith("/v1/models/") else WHOLE[method, path]
 
-    def close(self) -> None:
-        self.inner.close()
 
+class Events:
+    """Checks each server-sent event of a stream as it passes."""
 
-class CheckedEvents(httpx2.SyncByteStream):
-    """A stream of server-sent events, each of which is checked as it passes."""
-
-    def __init__(self, inner: httpx2.SyncByteStream, path: str, transport: CheckingTransport) -> None:
-        self.inner = inner
+    def __init__(self, path: str, checker: Checker) -> None:
+        self.pending = b""
         self.schema = WHOLE["POST", path] + ".chunk"
         self.error = error_schema(path)
-        self.transport = transport
+        self.checker = checker
 
-    def __iter__(self) -> Iterator[bytes]:
-        pending = b""
-        for data in self.inner:
-            pending += data
-            *events, pending = pending.split(b"\n\n")
-            for event in events:
-                self.check_event(event.decode())
-            yield data
-        assert pending == b"", "a stream ends with a whole event"
+    def feed(self, data: bytes) -> None:
+        *events, self.pending = (self.pending + data).split(b"\n\n")
+        for event in events:
+            self.check_event(event.decode())
+
+    def end(self) -> None:
+        assert self.pending == b"", "a stream ends with a whole event"
 
     def check_event(self, event: str) -> None:
         if event.startswith(":") or event == "data: [DONE]":
@@ -110,7 +106,74 @@ class CheckedEvents(httpx2.SyncByteStream):
         check(self.error if "error" in body else self.schema, body)
         # Events that have names are named by their types.
         assert name is None or name == f"event: {body['type']}"
-        self.transport.checked += 1
+        self.checker.checked += 1
+
+
+class CheckingTransport(Checker, httpx2.BaseTransport):
+    """Passes requests on and checks every response."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = httpx2.HTTPTransport()
+
+    def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = self.inner.handle_request(request)
+        if events := self.events_of(request, response):
+            response.stream = CheckedStream(response.stream, events)
+        else:
+            response.read()
+            self.check_whole(request, response)
+        return response
 
     def close(self) -> None:
         self.inner.close()
+
+
+class CheckedStream(httpx2.SyncByteStream):
+    def __init__(self, inner: httpx2.SyncByteStream, events: Events) -> None:
+        self.inner = inner
+        self.events = events
+
+    def __iter__(self) -> Iterator[bytes]:
+        for data in self.inner:
+            self.events.feed(data)
+            yield data
+        self.events.end()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class AsyncCheckingTransport(Checker, httpx2.AsyncBaseTransport):
+    """The same for clients of asyncio."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = httpx2.AsyncHTTPTransport()
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        response = await self.inner.handle_async_request(request)
+        if events := self.events_of(request, response):
+            response.stream = AsyncCheckedStream(response.stream, events)
+        else:
+            await response.aread()
+            self.check_whole(request, response)
+        return response
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+
+class AsyncCheckedStream(httpx2.AsyncByteStream):
+    def __init__(self, inner: httpx2.AsyncByteStream, events: Events) -> None:
+        self.inner = inner
+        self.events = events
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for data in self.inner:
+            self.events.feed(data)
+            yield data
+        self.events.end()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()

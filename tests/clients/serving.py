@@ -10,8 +10,8 @@ from pathlib import Path
 
 import httpx2
 from anthropic import Anthropic
-from checking import CheckingTransport
-from openai import OpenAI
+from checking import AsyncCheckingTransport, CheckingTransport
+from openai import AsyncOpenAI, OpenAI
 
 ROOT = Path(__file__).parents[2]
 BINARY = Path(os.environ.get("OXIDE_INFER_BINARY", ROOT / "target/debug/oxide-infer"))
@@ -65,6 +65,11 @@ class Server:
         """An OpenAI client that does not retry unless it is told to."""
         options.setdefault("max_retries", 0)
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, http_client=self.http, **options)
+
+    def async_client(self, transport: AsyncCheckingTransport) -> AsyncOpenAI:
+        """A client for one event loop, which closes the transport when it is closed."""
+        http = httpx2.AsyncClient(transport=transport, timeout=120)
+        return AsyncOpenAI(base_url=f"{self.url}/v1", api_key="unused", http_client=http, max_retries=0)
 
     def anthropic(self, api_key: str = "unused") -> Anthropic:
         """An Anthropic client that does not retry."""

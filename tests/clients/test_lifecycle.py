@@ -1,5 +1,6 @@
 """Many clients, clients that leave, and the end of the server."""
 
+import asyncio
 import signal
 import threading
 import time
@@ -9,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx2
 import openai
 import pytest
-from openai import OpenAI
+from checking import AsyncCheckingTransport
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionChunk
 from serving import DEVICE, NAME, Server
 
 STORY = [{"role": "user", "content": "Tell me a very long story."}]
@@ -32,6 +35,40 @@ def test_fifty_requests_at_once_are_all_answered_and_each_as_if_alone(client: Op
     with ThreadPoolExecutor(50) as pool:
         together = list(pool.map(ask, range(50)))
     assert together == [alone[number % 5] for number in range(50)]
+
+
+def test_64_streams_that_are_open_at_once_all_finish_and_equal_prompts_have_equal_answers(server: Server) -> None:
+    streams, prompts, tokens = 64, 8, 6
+    transport = AsyncCheckingTransport()
+
+    async def ask(client: AsyncOpenAI, number: int, opened: asyncio.Barrier) -> list[ChatCompletionChunk]:
+        stream = await client.chat.completions.create(
+            model=NAME,
+            messages=[{"role": "user", "content": f"What comes after {number % prompts}?"}],
+            max_tokens=tokens,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+        # Nobody reads before the last stream is open.
+        await opened.wait()
+        return [chunk async for chunk in stream]
+
+    async def ask_all() -> list[list[ChatCompletionChunk]]:
+        opened = asyncio.Barrier(streams)
+        async with server.async_client(transport) as client:
+            return await asyncio.gather(*(ask(client, number, opened) for number in range(streams)))
+
+    answers = asyncio.run(asyncio.wait_for(ask_all(), 120))
+    texts = []
+    for *parts, last in answers:
+        choices = [choice for chunk in parts for choice in chunk.choices]
+        assert [choice.finish_reason for choice in choices if choice.finish_reason] in (["stop"], ["length"])
+        assert last.choices == [] and 0 < last.usage.completion_tokens <= tokens < last.usage.prompt_tokens
+        texts.append("".join(choice.delta.content or "" for choice in choices))
+    assert all(texts) and texts == texts[:prompts] * (streams // prompts)
+    assert transport.checked == sum(map(len, answers))
+    server.wait_for_metric("num_requests_running", 0)
 
 
 def test_a_client_that_leaves_mid_stream_cancels_its_request(client: OpenAI, server: Server) -> None:
