@@ -56,21 +56,7 @@ LIMITS = (
 
 def main() -> None:
     options = arguments()
-    record = {
-        "kind": "oxide-infer bench" + (", quick: the work was shrunk" if options.quick else ""),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "revision": options.revision,
-        "device": options.device,
-    }
-    if options.device != "cpu":
-        device, driver = said(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).split(", ")[
-            :2
-        ]
-        record |= {
-            "device": device,
-            "driver": driver.strip(),
-            "limits": json.loads(said([sys.executable, "-c", LIMITS])),
-        }
+    record = header(options)
     models = {"Qwen2.5-1.5B shape": options.small, "Qwen2.5-7B shape": options.large}
     if options.budgets:
         record["budgets"] = [budget(options, tokens) for tokens in (BUDGETS[:2] if options.quick else BUDGETS)]
@@ -85,6 +71,22 @@ def main() -> None:
     record["artifacts"] = artifacts.merged(pop_artifacts(record))
     options.record.write_text(json.dumps(record, indent=1) + "\n")
     print(f"wrote {options.record}")
+
+
+def header(options: argparse.Namespace) -> dict:
+    """What was run, of what, and on what."""
+    record = {
+        "kind": "oxide-infer bench" + (", quick: the work was shrunk" if options.quick else ""),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "revision": options.revision,
+        "command": sys.argv,
+        "device": options.device,
+    }
+    if options.device == "cpu":
+        return record
+    device, driver = said(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]).split(", ")[:2]
+    limits = json.loads(said([sys.executable, "-c", LIMITS]))
+    return record | {"device": device, "driver": driver.strip(), "limits": limits}
 
 
 def arguments() -> argparse.Namespace:

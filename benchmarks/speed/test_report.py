@@ -91,6 +91,13 @@ def test_measuring_makes_a_row_for_every_target():
             assert find(record, "is", row["section"], records.ours(row)) == Measured(1), row["work"]
 
 
+def test_a_record_says_by_which_command_it_was_made_and_of_which_revision(monkeypatch):
+    words = ["measure.py", "--binary", "oxide-infer", "--model-1.5b", "DIR", "--revision", "abc", "--record", "FILE"]
+    monkeypatch.setattr("sys.argv", [*words, "--device", "cpu", "--quick"])
+    header = measure.header(measure.arguments())
+    assert (header["command"], header["revision"]) == ([*words, "--device", "cpu", "--quick"], "abc")
+
+
 def test_a_model_of_another_shape_is_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"hidden_size": 1536, "num_hidden_layers": 28}')
     measure.check_shape("Qwen2.5-1.5B shape", tmp_path)
