@@ -26,6 +26,10 @@ const POLL: Duration = Duration::from_micros(50);
 const LEAST_CANCELLED: u64 = 200;
 /// Sequences whose pages were taken away.
 const LEAST_PREEMPTED: u64 = 100;
+/// Tokens of prompts whose keys and values were there already.
+const LEAST_CACHED: u64 = 64 * 50;
+/// What prompts share is shorter than this.
+const MOST_SHARED: u64 = 140;
 
 /// A model in the artifacts' domains that is quick to compute.
 const CONFIG: &str = r#"{
@@ -76,6 +80,7 @@ fn interleavings(context: &Context, finding: &mut Finding) -> Result<()> {
     finding.measured.insert("cancelled sequences".to_owned(), metrics.finished_cancelled as f64);
     finding.measured.insert("prefix cache hits in tokens".to_owned(), metrics.prefix_cache_hits as f64);
     finding.check("many were preempted", at_least(LEAST_PREEMPTED, metrics.preemptions));
+    finding.check("many prompts began in the prefix cache", at_least(LEAST_CACHED, metrics.prefix_cache_hits));
     finding
         .check("many were cancelled before their end", at_least(LEAST_CANCELLED, metrics.finished_cancelled));
     ensure!(engine.health() == Health::Running, "the engine is {:?}", engine.health());
@@ -128,13 +133,13 @@ enum Progress {
 
 impl Open {
     fn send(engine: &EngineHandle, random: &mut Random) -> Result<Self> {
-        let max_tokens = 1 + random.below(300) as u32;
+        // Half of the prompts share their beginning: up to two whole pages, and where it ends in a page others go on.
+        let shared = random.below(2) * random.below(MOST_SHARED);
+        // At most a page of their own, so that many begin and then run out of pages together.
+        let len = shared + 1 + random.below(60);
+        let max_tokens = 1 + random.below(300 - shared) as u32;
         let choices = 1 + random.below(8).saturating_sub(6) as u32;
-        // At most a page, so that many begin and then run out of pages together.
-        let len = 1 + random.below(60);
-        // Half of the prompts share their beginning.
-        let shared = random.below(2) == 0;
-        let token = |i: u64| if shared { 3 + i as u32 % 900 } else { 3 + random.below(1000) as u32 };
+        let token = |i: u64| 3 + if i < shared { i as u32 } else { random.below(1000) as u32 };
         let prompt: Vec<_> = (0..len).map(token).map(TokenId).collect();
         let sampling = match random.below(4) {
             0 => SamplingParams { seed: random.next(), top_k: Some(20), top_p: 0.9, ..Default::default() },
