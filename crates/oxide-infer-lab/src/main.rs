@@ -33,6 +33,7 @@ use std::sync::Arc;
 #[derive(Debug, Parser)]
 #[command(version, about = "Hardware gates and parity runs of Oxide Infer")]
 enum Command {
+    #[command(visible_alias = "gate")]
     Gates(GatesOptions),
     Bench(BenchOptions),
     Natives(NativesOptions),
