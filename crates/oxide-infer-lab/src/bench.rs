@@ -82,6 +82,7 @@ struct Bench {
 /// Runs it; whether every row was within its limit.
 pub(crate) fn run(options: &BenchOptions, context: &Context, registry: &Arc<Registry>) -> Result<bool> {
     let matrix = Matrix::load(options.matrix.as_deref())?;
+    Record::check_path(&options.record)?;
     let mut record = Record::new(context, registry, &options.revision)?;
     let clock = Clock::new(context)?;
     let library = |path: &PathBuf| Cuda::new(context).cublas_lt(&Search::At(path.clone()));

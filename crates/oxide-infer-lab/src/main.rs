@@ -111,6 +111,7 @@ fn run(command: &Command) -> Result<ExitCode> {
 }
 
 fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
+    Record::check_path(&options.record)?;
     let context = Context::primary(options.device)?;
     let registry = Arc::new(registry(&context, options.provider, options.artifacts.as_deref())?);
     let mut record = Record::new(&context, &registry, &options.revision)?;

@@ -54,6 +54,7 @@ pub(crate) struct NativesOptions {
 }
 
 pub(crate) fn run(options: &NativesOptions) -> Result<ExitCode> {
+    Record::check_path(&options.record)?;
     let context = Context::primary(options.device)?;
     let target = Target::of(context.device().compute_capability, context.driver_version()?);
     let target = target.context("no artifacts are made for this device")?;

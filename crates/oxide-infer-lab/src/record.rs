@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::OpenOptions;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -125,6 +126,17 @@ impl Record {
         format!("{passed} of {} gates passed", self.findings.len())
     }
 
+    /// Whether a record can be written to a file, before a run takes its time. What is there stays as it is.
+    pub(crate) fn check_path(path: &Path) -> Result<()> {
+        let is_new = !path.try_exists().unwrap_or(false);
+        let opened = OpenOptions::new().append(true).create(true).open(path);
+        opened.with_context(|| format!("the record cannot be written to {}", path.display()))?;
+        if is_new {
+            std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+        }
+        Ok(())
+    }
+
     pub(crate) fn write(&self, path: &Path) -> Result<()> {
         let json = serde_json::to_string_pretty(self)?;
         std::fs::write(path, json + "\n").with_context(|| format!("writing {}", path.display()))
@@ -166,5 +178,25 @@ impl fmt::Display for Finding {
             .try_for_each(|(why, count)| write!(f, "\n  {count:>6} not covered: {why}"))?;
         self.measured.iter().try_for_each(|(what, value)| write!(f, "\n  {what}: {value:.3}"))?;
         self.failures.iter().take(20).try_for_each(|failure| write!(f, "\n  failed: {failure}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whether_a_record_can_be_written_is_known_before_and_changes_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("record.json");
+        Record::check_path(&path).unwrap();
+        assert!(!path.exists());
+        std::fs::write(&path, "an older record").unwrap();
+        Record::check_path(&path).unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "an older record");
+        for bad in [dir.path().to_owned(), dir.path().join("none/record.json"), path.join("record.json")] {
+            let error = Record::check_path(&bad).unwrap_err().to_string();
+            assert_eq!(error, format!("the record cannot be written to {}", bad.display()));
+        }
     }
 }
