@@ -9,16 +9,18 @@ mod operator;
 pub(crate) use matrix::Family;
 
 use crate::record::{Finding, Record, Times};
+use crate::registry;
 use anyhow::{Context as _, Result, anyhow, ensure};
 use clap::Args;
 use clock::{Cache, Clock, Scopes};
 use matrix::{Matrix, Row, Work};
 use operator::{Maker, Operator};
-use oxide_infer_cuda::artifact::Registry;
+use oxide_infer::Provider;
 use oxide_infer_cuda::provider::Cuda;
 use oxide_infer_cuda::provider::cublas_lt::Search;
 use oxide_infer_cuda::runtime::{Context, Graph};
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::sync::Arc;
 
 /// Samples of each way to time.
@@ -38,7 +40,7 @@ pub(crate) struct BenchOptions {
     families: Vec<Family>,
     /// Which device.
     #[arg(long, default_value_t = 0)]
-    pub(crate) device: u32,
+    device: u32,
     /// Source revision that the binary was built from.
     #[arg(long)]
     revision: String,
@@ -47,7 +49,7 @@ pub(crate) struct BenchOptions {
     record: PathBuf,
     /// Directory of artifacts to time instead of the embedded ones.
     #[arg(long)]
-    pub(crate) artifacts: Option<PathBuf>,
+    artifacts: Option<PathBuf>,
     /// File of rows to time instead of benchmarks/operators/matrix.json.
     #[arg(long)]
     matrix: Option<PathBuf>,
@@ -79,17 +81,18 @@ struct Bench {
     bytes_a_second: f64,
 }
 
-/// Runs it; whether every row was within its limit.
-pub(crate) fn run(options: &BenchOptions, context: &Context, registry: &Arc<Registry>) -> Result<bool> {
+pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let matrix = Matrix::load(options.matrix.as_deref())?;
     Record::check_path(&options.record)?;
-    let mut record = Record::new(context, registry, &options.revision)?;
-    let clock = Clock::new(context)?;
-    let library = |path: &PathBuf| Cuda::new(context).cublas_lt(&Search::At(path.clone()));
+    let context = Context::primary(options.device)?;
+    let registry = Arc::new(registry(&context, Provider::OxideTile, options.artifacts.as_deref())?);
+    let mut record = Record::new(&context, &registry, &options.revision)?;
+    let clock = Clock::new(&context)?;
+    let library = |path: &PathBuf| Cuda::new(&context).cublas_lt(&Search::At(path.clone()));
     let mut bench = Bench {
         bytes_a_second: clock.copy_rate()?,
         clock,
-        maker: Maker::new(context, registry)?,
+        maker: Maker::new(&context, &registry)?,
         cuda: options.cublas_lt.as_ref().map(library),
         modes: options.modes,
     };
@@ -111,7 +114,7 @@ pub(crate) fn run(options: &BenchOptions, context: &Context, registry: &Arc<Regi
     }
     record.write(&options.record)?;
     println!("{}: {}", options.record.display(), record.verdict());
-    Ok(record.passed())
+    Ok(if record.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 impl Bench {

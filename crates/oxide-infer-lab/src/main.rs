@@ -102,7 +102,7 @@ fn message(error: &anyhow::Error) -> String {
 fn run(command: &Command) -> Result<ExitCode> {
     match command {
         Command::Gates(options) => run_gates(options),
-        Command::Bench(options) => run_bench(options),
+        Command::Bench(options) => bench::run(options),
         Command::Natives(options) => natives::run(options),
         Command::Parity(options) => parity::run(options).map(|()| ExitCode::SUCCESS),
         Command::Export(options) => export::run(options).map(|()| ExitCode::SUCCESS),
@@ -111,10 +111,6 @@ fn run(command: &Command) -> Result<ExitCode> {
 }
 
 fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
-    Record::check_path(&options.record)?;
-    let context = Context::primary(options.device)?;
-    let registry = Arc::new(registry(&context, options.provider, options.artifacts.as_deref())?);
-    let mut record = Record::new(&context, &registry, &options.revision)?;
     let gates: &[gates::Gate] = match (options.gates.as_slice(), options.provider) {
         ([], Provider::OxideNative) => &[gates::Gate::Conformance],
         ([], _) if options.artifacts.is_some() => &[gates::Gate::Conformance, gates::Gate::Lifetime],
@@ -124,6 +120,10 @@ fn run_gates(options: &GatesOptions) -> Result<ExitCode> {
     for &gate in gates {
         check(gate, options)?;
     }
+    Record::check_path(&options.record)?;
+    let context = Context::primary(options.device)?;
+    let registry = Arc::new(registry(&context, options.provider, options.artifacts.as_deref())?);
+    let mut record = Record::new(&context, &registry, &options.revision)?;
     let cublas_lt = options.cublas_lt.clone().map_or(Search::Usual, Search::At);
     let supplies = options.server.clone().zip(options.provoker.clone());
     let supplies = supplies.map(|(server, provoker)| gates::Supplies { server, provoker });
@@ -158,13 +158,6 @@ fn check(gate: gates::Gate, options: &GatesOptions) -> Result<()> {
     Ok(())
 }
 
-fn run_bench(options: &BenchOptions) -> Result<ExitCode> {
-    let context = Context::primary(options.device)?;
-    let registry = Arc::new(registry(&context, Provider::OxideTile, options.artifacts.as_deref())?);
-    let passed = bench::run(options, &context, &registry)?;
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
 fn registry(context: &Context, provider: Provider, artifacts: Option<&Path>) -> Result<Registry> {
     let (major, minor) = context.device().compute_capability;
     let architecture = Architecture::of_device(major, minor)
@@ -193,6 +186,29 @@ fn with_artifacts(name: &str) -> Result<Provider, String> {
 mod tests {
     use super::*;
     use oxide_infer_engine::ModelSource;
+
+    #[test]
+    fn arguments_are_refused_before_a_device_is_asked_for() {
+        let nowhere = "/no/such/folder/record.json";
+        let here = std::env::temp_dir().join(format!("oxide-infer-lab-{}.json", std::process::id()));
+        let here = here.to_str().unwrap();
+        let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+        let cases: [(&[&str], &str); 6] = [
+            (&["gates", "engine", "--provider", "oxide_native", "--record", here], "not of oxide_native"),
+            (&["gate", "deterministic", "--artifacts", ".", "--record", here], "takes no --artifacts"),
+            (&["gate", "fault", "--record", here], "--server and --provoker"),
+            (&["gate", "--record", nowhere], nowhere),
+            (&["bench", "--matrix", manifest, "--record", here], "the matrix of rows"),
+            (&["natives", "--record", nowhere], nowhere),
+        ];
+        for (arguments, told) in cases {
+            // No machine has that device.
+            let common = ["--revision", "none", "--device", "4000000000"];
+            let arguments = ["oxide-infer-lab"].iter().chain(arguments).chain(&common);
+            let error = message(&run(&Command::parse_from(arguments)).unwrap_err());
+            assert!(error.contains(told), "{error}");
+        }
+    }
 
     #[test]
     fn a_missing_model_is_one_line_that_says_its_cause_once() {

@@ -80,7 +80,8 @@ fn interleavings(context: &Context, finding: &mut Finding) -> Result<()> {
     finding.measured.insert("cancelled sequences".to_owned(), metrics.finished_cancelled as f64);
     finding.measured.insert("prefix cache hits in tokens".to_owned(), metrics.prefix_cache_hits as f64);
     finding.check("many were preempted", at_least(LEAST_PREEMPTED, metrics.preemptions));
-    finding.check("many prompts began in the prefix cache", at_least(LEAST_CACHED, metrics.prefix_cache_hits));
+    finding
+        .check("many prompts began in the prefix cache", at_least(LEAST_CACHED, metrics.prefix_cache_hits));
     finding
         .check("many were cancelled before their end", at_least(LEAST_CANCELLED, metrics.finished_cancelled));
     ensure!(engine.health() == Health::Running, "the engine is {:?}", engine.health());
