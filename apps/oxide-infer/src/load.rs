@@ -40,7 +40,7 @@ pub(crate) async fn load(
     special_in_content: SpecialInContent,
     max_waiting: usize,
 ) -> anyhow::Result<Loaded> {
-    let (device, device_name) = choose_device(options.device)?;
+    let (device, device_name) = choose_device(options.device, &options.engine)?;
     let source = open(&options.model, options.engine.weights).await?;
     let text_options = TextOptions { chat_template: options.chat_template.clone(), special_in_content };
     let engine_options = options.engine.clone();
@@ -63,17 +63,22 @@ pub(crate) async fn load_to_measure(
     device: Option<DeviceArg>,
     options: &EngineOptions,
 ) -> anyhow::Result<EngineHandle> {
-    let (device, _) = choose_device(device)?;
+    let (device, _) = choose_device(device, options)?;
     let source = open(model, options.weights).await?;
     let options = options.clone();
     let config = EngineConfig { prefix_cache: PrefixCache::Disabled, ..EngineConfig::default() };
     spawn_blocking(move || start(&source, device, &options, config)).await?
 }
 
-/// Says where the model will run and why, before anything else happens. Returns the device and its name.
-fn choose_device(asked: Option<DeviceArg>) -> anyhow::Result<(DeviceArg, String)> {
+/// Says where the model will run and why, before anything else happens, and refuses what only another device could use.
+/// Returns the device and its name.
+fn choose_device(asked: Option<DeviceArg>, options: &EngineOptions) -> anyhow::Result<(DeviceArg, String)> {
     let probe = oxide_infer_cuda::probe();
     let choice = device::choose(asked, &probe)?;
+    if let (DeviceArg::Cpu, Some(folder)) = (choice.device, &options.artifacts) {
+        let reason = choice.reason;
+        bail!("--artifacts {} are kernels for a GPU; the model runs on the CPU: {reason}", folder.display());
+    }
     match choice.device {
         DeviceArg::Cpu => tracing::info!("the model runs on the CPU: {}", choice.reason),
         DeviceArg::Cuda(ordinal) => tracing::info!("the model runs on cuda:{ordinal}: {}", choice.reason),
@@ -122,9 +127,6 @@ fn load_on_cpu(
     options: &EngineOptions,
     update: &mut dyn FnMut(LoadProgress),
 ) -> anyhow::Result<Box<dyn Executor>> {
-    if let Some(folder) = &options.artifacts {
-        bail!("--artifacts {} are kernels for a GPU; the model runs on the CPU", folder.display());
-    }
     let default = CpuOptions::default();
     let cpu = CpuOptions {
         threads: options.threads,
