@@ -38,6 +38,14 @@ pub enum BundleError {
         /// What is there.
         path: PathBuf,
     },
+    /// It has no index, and folders in it have one.
+    #[error("no {INDEX} in {directory}; there is one in {}", folders.join(" and in "))]
+    Parent {
+        /// The directory.
+        directory: PathBuf,
+        /// Their names, in order.
+        folders: Vec<String>,
+    },
     /// A file is larger than any artifact's.
     #[error("{path} has more than the {MAX_CUBIN_SIZE} bytes that an artifact may have")]
     TooLarge {
@@ -65,14 +73,19 @@ impl Bundle {
 
     /// The artifacts in a directory: every `.json` and `.cubin.zst` file.
     pub fn from_directory(directory: &Path) -> Result<Self, BundleError> {
-        let mut files = BTreeMap::new();
+        let (mut files, mut folders) = (BTreeMap::new(), Vec::new());
         for entry in std::fs::read_dir(directory).map_err(io_error(directory))? {
             let path = entry.map_err(io_error(directory))?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-            if !(name.ends_with(".json") || name.ends_with(".cubin.zst")) {
-                continue;
+            if name.ends_with(".json") || name.ends_with(".cubin.zst") {
+                files.insert(name.to_owned(), Cow::Owned(read_file(&path)?));
+            } else if path.join(INDEX).is_file() {
+                folders.push(name.to_owned());
             }
-            files.insert(name.to_owned(), Cow::Owned(read_file(&path)?));
+        }
+        if !files.contains_key(INDEX) && !folders.is_empty() {
+            folders.sort();
+            return Err(BundleError::Parent { directory: directory.to_owned(), folders });
         }
         Ok(Self { files })
     }
@@ -119,6 +132,23 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::UnixListener;
+
+    #[test]
+    fn a_folder_of_folders_of_artifacts_names_those_that_have_an_index() {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["b", "a", "none"] {
+            std::fs::create_dir(dir.path().join(folder)).unwrap();
+        }
+        let index = |folder: &str| std::fs::write(dir.path().join(folder).join(INDEX), "{}").unwrap();
+        assert_eq!(Bundle::from_directory(dir.path()).unwrap(), Bundle::default());
+        index("b");
+        index("a");
+        let told = Bundle::from_directory(dir.path()).unwrap_err().to_string();
+        assert_eq!(told, format!("no index.json in {}; there is one in a and in b", dir.path().display()));
+        // Of what has an index itself, no folder matters.
+        index("");
+        assert!(Bundle::from_directory(dir.path()).unwrap().file(INDEX).is_some());
+    }
 
     #[test]
     fn only_regular_files_of_an_artifacts_size_are_read() {

@@ -1,5 +1,6 @@
 //! The index of a set of artifacts: what there is, and which algorithm serves shapes that several admit.
 
+use super::bundle::INDEX;
 use super::choice::Choice;
 use super::expr::Dimensions;
 use super::manifest::{Architecture, Property, Sha256Hex};
@@ -12,7 +13,10 @@ const SCHEMA: u32 = 2;
 
 /// What `index.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
+#[serde(
+    deny_unknown_fields,
+    expecting = "an object with schema, architecture, source, artifacts and selection"
+)]
 pub struct Index {
     schema: u32,
     /// The architecture of every artifact.
@@ -63,7 +67,7 @@ pub struct Range {
 #[derive(Debug, Error)]
 pub enum IndexError {
     /// Not JSON of the schema.
-    #[error("not an artifact index: {0}")]
+    #[error("{INDEX} is not an index of artifacts: {0}")]
     Json(#[from] serde_json::Error),
     /// A schema that this version does not read.
     #[error("index schema {found}, this version reads {SCHEMA}")]
@@ -74,6 +78,7 @@ pub enum IndexError {
 }
 
 #[derive(Deserialize)]
+#[serde(expecting = "an object with schema, architecture, source, artifacts and selection")]
 struct Header {
     schema: u64,
 }

@@ -183,7 +183,7 @@ pub enum ArtifactError {
         reason: String,
     },
     /// The cubin has another size.
-    #[error("the cubin has {found} bytes, the manifest says {expected}")]
+    #[error("the cubin has {}, the manifest says {expected} bytes", counted(*found))]
     Size {
         /// The manifest's.
         expected: usize,
@@ -217,6 +217,14 @@ pub enum ArtifactError {
         /// The cubin's sizes.
         found: Vec<u32>,
     },
+}
+
+/// What [`read_zstd`] counted.
+fn counted(bytes: usize) -> String {
+    if bytes > MAX_CUBIN_SIZE {
+        return format!("more than {} MiB", MAX_CUBIN_SIZE >> 20);
+    }
+    format!("{bytes} bytes")
 }
 
 impl Registry {

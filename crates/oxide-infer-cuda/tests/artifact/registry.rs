@@ -80,6 +80,16 @@ fn the_index_is_needed_and_strict() {
     ] {
         assert!(matches!(Files::new().edit_json("index.json", edit).verify(), Err(RegistryError::Index(_))));
     }
+    for (index, wanted) in [
+        ("[]", "an object with schema, architecture, source, artifacts and selection"),
+        ("[2]", "an object with schema, architecture, source, artifacts and selection"),
+        ("{}", "missing field `schema`"),
+        (r#"{"schema": 2}"#, "missing field `architecture`"),
+    ] {
+        let files = Files::new().edit_bytes("index.json", |text| *text = index.into());
+        let told = files.verify().unwrap_err().to_string();
+        assert!(told.starts_with("index.json is not an index") && told.contains(wanted), "{told}");
+    }
 }
 
 #[test]
@@ -166,7 +176,10 @@ fn machine_code_must_have_the_stated_size_hash_and_form() {
     // 80 MiB of zeros in a few KiB: counted no further than a cubin may be large.
     let bomb = zstd::encode_all(vec![0u8; 80 << 20].as_slice(), 1).unwrap();
     let bomb = Files::new().edit_bytes(&name, |data| *data = bomb);
-    assert!(matches!(artifact_error(bomb), ArtifactError::Size { found: 67_108_865, .. }));
+    let bomb = artifact_error(bomb);
+    assert!(matches!(bomb, ArtifactError::Size { found: 67_108_865, .. }));
+    let told = format!("the cubin has more than 64 MiB, the manifest says {whole} bytes");
+    assert_eq!(bomb.to_string(), told);
     let trailing = Files::new().edit_bytes(&name, |data| data.extend(b"more"));
     assert!(matches!(artifact_error(trailing), ArtifactError::Compression { .. }));
     let hash = "0".repeat(64);
