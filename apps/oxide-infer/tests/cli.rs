@@ -216,11 +216,14 @@ fn a_folder_of_artifacts_may_be_of_either_provider() {
     let folders = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/oxide-infer-cuda/artifacts");
     for (folder, provider) in [("sm_90a", "oxide_tile: "), ("sm_90a_native", "oxide_native: ")] {
         let folder = folders.join(folder);
-        let mut command = oxide_infer(home.path());
-        let (code, stdout, stderr) =
-            run(command.arg("artifacts").arg("--directory").arg(folder).arg("verify"));
-        assert_eq!(code, 0, "{stderr}");
-        assert!(stdout.starts_with(provider) && stdout.lines().count() == 1, "{stdout}");
+        let command = || oxide_infer(home.path());
+        let flag = |name| command().args(["artifacts", name]).arg(&folder).arg("verify").output().unwrap();
+        let variable = command().args(["artifacts", "verify"]).env("OXIDE_INFER_ARTIFACTS", &folder).output();
+        for output in [flag("--artifacts"), flag("--directory"), variable.unwrap()] {
+            let stdout = String::from_utf8(output.stdout).unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            assert!(stdout.starts_with(provider) && stdout.lines().count() == 1, "{stdout}");
+        }
     }
 }
 
@@ -244,7 +247,7 @@ fn artifacts_whose_bytes_changed_are_refused() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), home.path().join(entry.file_name())).unwrap();
     }
-    let verify = || run(oxide_infer(home.path()).args(["artifacts", "--directory", ".", "verify"]));
+    let verify = || run(oxide_infer(home.path()).args(["artifacts", "--artifacts", ".", "verify"]));
     assert_eq!(verify().0, 0);
     let cubin = std::fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().path());
     let cubin = cubin.into_iter().find(|path| path.to_str().unwrap().ends_with(".cubin.zst")).unwrap();

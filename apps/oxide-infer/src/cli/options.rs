@@ -164,11 +164,11 @@ Examples:
   oxide-infer artifacts list
   oxide-infer artifacts verify
   oxide-infer artifacts show rms_norm.bf16.up_to_2k
-  oxide-infer artifacts --directory ./build verify")]
+  oxide-infer artifacts --artifacts ./build verify")]
 pub(crate) struct ArtifactsArgs {
     /// Use the artifacts in this folder instead of those in the binary
-    #[arg(long, value_name = "FOLDER", value_hint = ValueHint::DirPath)]
-    pub(crate) directory: Option<PathBuf>,
+    #[arg(long, alias = "directory", value_name = "FOLDER", value_hint = ValueHint::DirPath)]
+    pub(crate) artifacts: Option<PathBuf>,
 
     #[command(subcommand)]
     pub(crate) command: ArtifactsCommand,

@@ -12,7 +12,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 pub(crate) fn run(args: &ArtifactsArgs) -> anyhow::Result<ExitCode> {
-    let sets = open(args.directory.as_deref())?;
+    let sets = open(args.artifacts.as_deref())?;
     let mut out = String::new();
     match &args.command {
         ArtifactsCommand::List => list(&sets, &mut out)?,
