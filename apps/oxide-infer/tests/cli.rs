@@ -59,6 +59,7 @@ fn doctor_tells_what_the_kernels_cover_of_a_configuration_alone() {
     // No kernels are made for heads of 32.
     let missing = doctor(18);
     assert!(missing.contains("3 operators are missing") && missing.contains("head_dim=32"), "{missing}");
+    assert!(missing.contains(": head_dim is 32, artifacts have 64 or 128\n"), "{missing}");
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use super::choice::{Choice, CostError};
 use super::expr::Dimensions;
-use super::manifest::{Manifest, OutOfDomain, Property};
+use super::manifest::{Domain, Manifest, OutOfDomain, Property};
 use super::registry::{Artifact, Registry};
 use oxide_infer::Spec;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use thiserror::Error;
@@ -111,7 +111,7 @@ pub enum SelectError {
         request: Box<Request>,
     },
     /// No artifact of the contract admits the properties and dimensions.
-    #[error("no artifact for {request}: {}", .misses.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("no artifact for {request}: {}", by_field(misses))]
     NotCovered {
         /// What was asked for.
         request: Box<Request>,
@@ -205,6 +205,41 @@ pub enum Miss {
         /// The dimension.
         dimension: String,
     },
+}
+
+impl Miss {
+    /// What was asked for, and what the artifact has instead: a number to sort by, and the text.
+    fn sides(&self) -> (String, (u64, String)) {
+        match self {
+            Self::Property { property, found, asked, .. } => {
+                (format!("{property} is {}", shown(asked.as_ref())), (0, shown(found.as_ref())))
+            }
+            Self::Domain { source: OutOfDomain { what, domain, value }, .. } => {
+                let has = match domain {
+                    Domain { min, max, .. } if min == max => min.to_string(),
+                    domain => domain.to_string(),
+                };
+                (format!("{what} is {}", shown(value.as_ref())), (domain.min, has))
+            }
+            Self::Algorithm { found, asked, .. } => (format!("algorithm is {asked}"), (0, found.clone())),
+            Self::UnknownDimension { dimension, .. } => {
+                (format!("{dimension} is stated"), (0, "no such dimension".to_owned()))
+            }
+        }
+    }
+}
+
+/// Each property, dimension or condition that misses, once, with what artifacts have there.
+fn by_field(misses: &[Miss]) -> String {
+    let mut fields = BTreeMap::<_, BTreeSet<_>>::new();
+    for (asked, has) in misses.iter().map(Miss::sides) {
+        fields.entry(asked).or_default().insert(has);
+    }
+    let field = |(asked, has): (String, BTreeSet<(u64, String)>)| {
+        let has: Vec<_> = has.into_iter().map(|(_, has)| has).collect();
+        format!("{asked}, artifacts have {}", has.join(" or "))
+    };
+    fields.into_iter().map(field).collect::<Vec<_>>().join("; ")
 }
 
 fn shown<T: ToString>(value: Option<&T>) -> String {

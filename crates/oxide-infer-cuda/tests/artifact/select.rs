@@ -94,6 +94,39 @@ fn every_dimension_must_be_known_and_in_its_domain() {
 }
 
 #[test]
+fn what_no_artifact_has_is_told_once_by_field() {
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let told = |request: &Request| {
+        let error = registry.select(request).unwrap_err().to_string();
+        error.strip_prefix(&format!("no artifact for {request}: ")).unwrap().to_owned()
+    };
+    let properties = [
+        ("dtype", "bf16"),
+        ("kv_dtype", "bf16"),
+        ("lse", "absent"),
+        ("page_layout", "hnd"),
+        ("soft_cap", "none"),
+        ("window", "none"),
+    ];
+    let decode = Request::new("attention.paged_decode", 1);
+    let decode = properties.into_iter().fold(decode, |request, (name, value)| request.property(name, value));
+    let dimensions = [
+        ("batch", 1),
+        ("max_pages", 64),
+        ("num_pages", 2),
+        ("num_q_heads", 32),
+        ("num_kv_heads", 32),
+        ("page_size", 64),
+    ];
+    let decode = dimensions.into_iter().fold(decode, |request, (name, value)| request.dimension(name, value));
+    assert_eq!(told(&decode.clone().dimension("head_dim", 96)), "head_dim is 96, artifacts have 64 or 128");
+    assert_eq!(told(&decode.clone()), "head_dim is nothing, artifacts have 64 or 128");
+    let algorithm = decode.dimension("head_dim", 64).dimension("splits", 2);
+    assert_eq!(told(&algorithm), "splits is stated, artifacts have no such dimension");
+    assert_eq!(told(&norm().property("dtype", "f32")), "dtype is f32, artifacts have bf16");
+}
+
+#[test]
 fn conditions_over_several_dimensions_are_held() {
     let registry = Registry::embedded(Target::hopper()).unwrap();
     let decode = registry.artifact(SPOILT).unwrap().manifest();
