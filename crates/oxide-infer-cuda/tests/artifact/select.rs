@@ -121,8 +121,8 @@ fn what_no_artifact_has_is_told_once_by_field() {
     let decode = dimensions.into_iter().fold(decode, |request, (name, value)| request.dimension(name, value));
     assert_eq!(told(&decode.clone().dimension("head_dim", 96)), "head_dim is 96, artifacts have 64 or 128");
     assert_eq!(told(&decode.clone()), "head_dim is nothing, artifacts have 64 or 128");
-    let algorithm = decode.dimension("head_dim", 64).dimension("splits", 2);
-    assert_eq!(told(&algorithm), "splits is stated, artifacts have no such dimension");
+    let unknown = decode.dimension("head_dim", 64).dimension("rows", 2);
+    assert_eq!(told(&unknown), "rows is stated, artifacts have no such dimension");
     assert_eq!(told(&norm().property("dtype", "f32")), "dtype is f32, artifacts have bf16");
 }
 

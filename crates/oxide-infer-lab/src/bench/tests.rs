@@ -1,5 +1,5 @@
 use super::*;
-use oxide_infer_cuda::artifact::Target;
+use oxide_infer_cuda::artifact::{Registry, Target};
 use oxide_infer_cuda::driver::simulated::SimulatedDriver;
 
 fn times(row: &str, flushed: f64) -> Times {
