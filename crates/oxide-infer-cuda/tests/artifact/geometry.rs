@@ -136,7 +136,7 @@ fn products_of_long_k_and_few_tiles_cut_k_with_a_residual_and_without() {
         (plain(256, 4096, 14_336), "tile_128x128_split2"),
         // One launch: a cluster adds up what its blocks have.
         (added(128, 1536, 8960), "m128_64x64_s5_split4"),
-        (added(128, 3584, 18_944), "tile_128x128_split4"),
+        (added(128, 3584, 18_944), "cluster4_128x128"),
         // Enough tiles, or too short a k.
         (plain(256, 2048, 1536), "tile_64x128"),
         (plain(8192, 1536, 8960), "tile_128x256"),
