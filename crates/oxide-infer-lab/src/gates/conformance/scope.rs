@@ -56,7 +56,7 @@ impl Shape {
                 }
             }
             // More tiles than multiprocessors, so that a block takes a second one, and rows over a tile's border.
-            ("gemm.dense", "prefill_gemm.dense" | "joint_gemm.dense" | "streamed_gemm.dense_streamed") => {
+            ("gemm.dense", "prefill_gemm.dense" | "joint_gemm.dense") => {
                 &[("m", 133), ("n", 17_416), ("k", 136)]
             }
             ("gemm.dense", kernel) if kernel.starts_with("gemv.") => &[("m", 1), ("n", 200), ("k", 1032)],
