@@ -1,27 +1,29 @@
 #!/usr/bin/env bash
 # Usage: benchmarks/evidence.sh REVISION OUT
-# Makes the records of gates, parity and sanitizers of one build on this machine's GPU, in about five minutes on an H200 with 16 cores:
-# what needs no quiet runs side by side, the rest alone after it. Exits 1 if a step failed; its log is OUT/logs/STEP.log.
+# Makes the records of gates, parity and sanitizers of one build on this machine's GPU: what needs no quiet runs side by side, the
+# rest alone after it. On an H200 with 16 cores the same steps took five minutes, with 51 artifacts to sanitize. Exits 1 if a step failed; its log is OUT/logs/STEP.log.
 #   LAB, BINARY  the lab's and the server's release binary                    [target/release/oxide-infer-lab, .../oxide-infer]
 #   MODEL        SmolLM2-135M-Instruct.Q4_1.gguf, for its parity              [models/SmolLM2-135M-Instruct.Q4_1.gguf]
 #   PROVOKER     libprovoke_fault.so, an example of oxide-infer-cuda          [target/release/examples/libprovoke_fault.so]
 #   SANITIZE     artifacts for compute-sanitizer, words; "all" for every one  [all]
 #   KV_MIB       memory of keys and values for each of six engines at once    [4096]
-#   SCRATCH      folder for up to 60 GB                                       [/dev/shm/oxide-infer-evidence]
+#   SCRATCH      folder for a folder of up to 60 GB                           [/dev/shm]
 set -uo pipefail
-cd "$(dirname "$0")/.." || exit 1
+root=$(realpath "$(dirname "$0")/..")
 REVISION=${1:?the source revision}
 OUT=$(realpath -m "${2:?folder of the records}")
-LAB=$(realpath "${LAB:-target/release/oxide-infer-lab}")
-BINARY=$(realpath "${BINARY:-target/release/oxide-infer}")
-MODEL=$(realpath "${MODEL:-models/SmolLM2-135M-Instruct.Q4_1.gguf}")
-PROVOKER=$(realpath "${PROVOKER:-target/release/examples/libprovoke_fault.so}")
+LAB=$(realpath "${LAB:-$root/target/release/oxide-infer-lab}")
+BINARY=$(realpath "${BINARY:-$root/target/release/oxide-infer}")
+MODEL=$(realpath "${MODEL:-$root/models/SmolLM2-135M-Instruct.Q4_1.gguf}")
+PROVOKER=$(realpath "${PROVOKER:-$root/target/release/examples/libprovoke_fault.so}")
 KV_MIB=${KV_MIB:-4096}
-SCRATCH=${SCRATCH:-/dev/shm/oxide-infer-evidence}
+SCRATCH=$(mktemp -d -p "${SCRATCH:-/dev/shm}" oxide-infer-evidence.XXXX)
+cd "$root" || exit 1
 WHOLE="qwen2.5-1.5b smollm2-135m"
 LAYERS="qwen2.5-0.5b qwen2.5-7b qwen3-0.6b qwen3-4b llama-3.2-1b llama-3.1-8b mistral-7b"
 export REVISION OUT LAB MODEL KV_MIB SCRATCH WHOLE
-mkdir -p "$OUT/logs" "$SCRATCH"
+mkdir -p "$OUT/logs"
+rm -f "$OUT"/logs/*.failed
 trap 'rm -rf "$SCRATCH"' EXIT
 
 # NAME SECONDS COMMAND...
