@@ -123,7 +123,7 @@ fn what_no_artifact_has_is_told_once_by_field() {
     assert_eq!(told(&decode.clone()), "head_dim is nothing, artifacts have 64 or 128");
     let unknown = decode.dimension("head_dim", 64).dimension("rows", 2);
     assert_eq!(told(&unknown), "rows is stated, artifacts have no such dimension");
-    assert_eq!(told(&norm().property("dtype", "f64")), "dtype is f64, artifacts have bf16 or f32");
+    assert_eq!(told(&norm().property("dtype", "f64")), "dtype is f64, artifacts have bf16 or f16 or f32");
 }
 
 #[test]
