@@ -124,7 +124,16 @@ fn projection(operators: &[(usize, &CudaOperator)]) -> Option<Fused> {
     use CudaOperator as O;
     match operators {
         [
-            (_, O::Dense { weights, bias, output: Activation::Projected, .. }),
+            (
+                _,
+                O::Dense {
+                    input: Activation::Normed,
+                    weights,
+                    bias,
+                    residual: Residual::Absent,
+                    output: Activation::Projected,
+                },
+            ),
             (_, O::RopeAppend { head_norms: None }),
             ..,
         ] => Some(Fused::Projection { weights: weights.clone(), bias: bias.clone() }),
