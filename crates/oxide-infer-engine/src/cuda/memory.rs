@@ -1,7 +1,9 @@
 //! Device memory of an executor: sized before any of it is allocated.
 
+use super::classes::{DecodeClass, StepClass};
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::Activation;
+use super::options::STEPS_IN_FLIGHT;
 use super::plan::PlanSizes;
 use super::weights::WeightLayout;
 use crate::model::ModelConfig;
@@ -34,6 +36,7 @@ pub(super) struct MemorySizes {
     history: usize,
     last_tokens: usize,
     body_inputs: usize,
+    step_tables: usize,
     head_inputs: usize,
     head_outputs: usize,
     masks: usize,
@@ -58,7 +61,10 @@ pub(super) struct DeviceBuffers {
     pub(super) history: Region<u32>,
     /// `[max_sequences]`
     pub(super) last_tokens: Region<u32>,
+    /// The tables of a step that is no decode step.
     pub(super) body_inputs: Region<u32>,
+    /// The tables of the decode steps in flight, of their bodies and of their draws.
+    step_tables: Region<u32>,
     pub(super) head_inputs: Region<u32>,
     pub(super) head_outputs: Region<u32>,
     /// `[rows, ⌈vocab_size / 32⌉]`
@@ -117,7 +123,9 @@ impl MemorySizes {
     pub(super) fn new(config: &ModelConfig, sizes: &PlanSizes, workspace: usize) -> Self {
         let tokens = sizes.max_tokens();
         let rows = sizes.classes.head.last().copied().unwrap_or(1);
-        let body = sizes.classes.steps().map(|class| BodyLayout::new(class, sizes.max_pages()).words());
+        let words = |class: StepClass| BodyLayout::new(class, sizes.max_pages()).words();
+        let decode =
+            |&class: &DecodeClass| words(StepClass::Decode(class)) + HeadInputLayout::new(class.rows).words();
         Self {
             activations: Activation::ALL
                 .map(|activation| tokens * activation.width(config) * activation.dtype().size()),
@@ -127,7 +135,8 @@ impl MemorySizes {
             rotations: sizes.max_model_len * config.head_dim,
             history: sizes.max_sequences * config.vocab_size,
             last_tokens: sizes.max_sequences,
-            body_inputs: body.max().unwrap_or(0),
+            body_inputs: sizes.classes.mixed().map(words).max().unwrap_or(0),
+            step_tables: sizes.classes.decode.iter().map(decode).max().unwrap_or(0),
             head_inputs: HeadInputLayout::new(rows).words(),
             head_outputs: HeadOutputLayout::new(rows).words(),
             masks: rows * config.vocab_size.div_ceil(32),
@@ -145,6 +154,7 @@ impl MemorySizes {
             self.history,
             self.last_tokens,
             self.body_inputs,
+            STEPS_IN_FLIGHT * self.step_tables,
             self.head_inputs,
             self.head_outputs,
             self.masks,
@@ -156,9 +166,14 @@ impl MemorySizes {
         parts.iter().map(|bytes| bytes.max(&1).next_multiple_of(ALIGNMENT)).collect()
     }
 
-    /// Words of the largest step's tables.
+    /// Words of the tables of the largest step that is no decode step.
     pub(super) fn body_input_words(&self) -> usize {
         self.body_inputs
+    }
+
+    /// Words of the tables of the largest decode step.
+    pub(super) fn step_table_words(&self) -> usize {
+        self.step_tables
     }
 
     /// Bytes of all of it.
@@ -227,6 +242,7 @@ impl DeviceBuffers {
             history: cutter.region(sizes.history),
             last_tokens: cutter.region(sizes.last_tokens),
             body_inputs: cutter.region(sizes.body_inputs),
+            step_tables: cutter.region(STEPS_IN_FLIGHT * sizes.step_tables),
             head_inputs: cutter.region(sizes.head_inputs),
             head_outputs: cutter.region(sizes.head_outputs),
             masks: cutter.region(sizes.masks),
@@ -244,7 +260,7 @@ impl DeviceBuffers {
         self.activations.iter().try_for_each(|activation| scope.fill(activation, 0))?;
         scope.fill(&self.picked, 0)?;
         scope.fill(&self.head_normed, 0)?;
-        [&self.body_inputs, &self.head_inputs, &self.head_outputs, &self.masks]
+        [&self.body_inputs, &self.step_tables, &self.head_inputs, &self.head_outputs, &self.masks]
             .into_iter()
             .try_for_each(|words| scope.fill(words, 0))?;
         scope.fill(&self.adjust_tokens, 0)?;
@@ -255,6 +271,12 @@ impl DeviceBuffers {
     pub(super) fn activation(&self, activation: Activation) -> Result<Span<'_>, RegionError> {
         let region = &self.activations[activation as usize];
         region.memory().span(region.offset(), region.bytes(), activation.dtype())
+    }
+
+    /// The tables of one ring's decode step.
+    pub(super) fn step_tables(&self, ring: usize) -> Result<Region<u32>, RegionError> {
+        let words = self.step_tables.len() / STEPS_IN_FLIGHT;
+        self.step_tables.slice(ring * words..(ring + 1) * words)
     }
 
     /// The residual stream, which the head reads.

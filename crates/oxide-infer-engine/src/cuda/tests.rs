@@ -334,7 +334,7 @@ fn two_steps_are_in_flight_and_a_third_is_refused() {
 #[test]
 fn a_decode_step_of_one_row_has_five_operators_a_layer_and_in_others_norms_between_products_are_spread() {
     let executor = load(&device(), &OPTIONS).unwrap();
-    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|[step, _]| step.body.operators.len()).collect();
     let layers = executor.num_pools / 2;
     // The embedding, the first norm and append that no product stands for, the layers, and the head.
     assert_eq!(lens[0], 1 + 2 + 5 * layers + 1);
@@ -363,7 +363,7 @@ fn a_decode_step_of_a_few_rows_has_no_norms_between_products_that_share_them() {
         json!({"hidden_size": 768, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64});
     let (_dir, source) = source(Architecture::Llama, changes);
     let executor = load_cuda_on(&device.context, &source, &OPTIONS, &mut |_| ()).unwrap();
-    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|[step, _]| step.body.operators.len()).collect();
     let layers = executor.num_pools / 2;
     // The first norm, projection and append are as they were lowered, and the head is a norm and a product, of one row a
     // product.
@@ -408,7 +408,7 @@ fn a_deterministic_plan_has_no_operators_of_its_own_for_one_row_and_keeps_kinds_
     let device = device();
     let options = CudaOptions { goal: PlanGoal::Deterministic, kv_memory: Some(1 << 18), ..OPTIONS };
     let executor = load(&device, &options).unwrap();
-    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|[step, _]| step.body.operators.len()).collect();
     let layers = executor.num_pools / 2;
     assert!(lens.iter().all(|&len| len == 1 + 8 * layers + 2), "{lens:?}");
     let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
