@@ -46,6 +46,7 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
     """Shapes to check an artifact with: odd sizes, page boundaries, one row and many."""
     yield from {
         "embedding.gather": gather,
+        "embedding.gather_weighted": gather,
         "normalization.rms_norm": rows_of_norm,
         "normalization.add_rms_norm": rows_of_norm,
         "gemm.dense_small": products,

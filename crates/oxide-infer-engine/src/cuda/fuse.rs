@@ -21,11 +21,21 @@ use std::borrow::Cow;
 /// The operators of a step in one class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Step<'a> {
+    pub(super) embedding: Embedding,
     /// Of every layer, in order.
     pub(super) layers: Cow<'a, [Vec<CudaOperator>]>,
     /// What is asked for to make logits of what the last product leaves of the head's norm, at the end of a decode step; if
     /// there is nothing, they are made by the head's two operators.
     pub(super) logits: Option<Request>,
+}
+
+/// What leaves with the residual stream of a step's tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Embedding {
+    /// Nothing.
+    Plain,
+    /// `Normed = Hidden · norm's weight` and `Squares`, as of [`Fused::Weighted`].
+    Weighted { norm: Vector },
 }
 
 /// Who computes the norm before a product.
@@ -83,7 +93,7 @@ impl<'a> Requests<'a> {
     }
 
     fn lowered(&self) -> Step<'a> {
-        Step { layers: Cow::Borrowed(&self.model.layers), logits: None }
+        Step { embedding: Embedding::Plain, layers: Cow::Borrowed(&self.model.layers), logits: None }
     }
 
     /// Whether an artifact computes it; models outside its domain keep the operators that it stands for.

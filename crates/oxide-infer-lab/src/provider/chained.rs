@@ -7,7 +7,7 @@ use half::bf16;
 use oxide_infer::conformance::Operators;
 use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::kv_cache::rope_append;
-use oxide_infer::{Contract, DType, FloatView, Presence, Spec as _};
+use oxide_infer::{Contract, DType, FloatView, FloatViewMut, Presence, Spec as _};
 use oxide_infer_cuda::artifact::Request;
 
 /// Elements of the residual stream whose squares are one sum.
@@ -73,23 +73,67 @@ pub(super) fn weighted(
     let Some(residual) = &operands.residual else {
         return Err(Refusal::NotAdmitted("there is no residual".to_owned()));
     };
-    let norm_weight: Vec<_> = (0..n).map(|i| bf16::from_f32(0.3 + (i * 5 % 11) as f32 * 0.17)).collect();
-    let (mut output, mut weighted) = (vec![0.0_f32; m * n], vec![bf16::ZERO; m * n]);
-    let mut squares = vec![0.0_f32; m * (n / SQUARES)];
+    let mut output = vec![0.0_f32; m * n];
+    let mut begun = BegunNorm::new(m, n);
     let mut call = Call::new(with(Request::from(spec), &[("m", m)]).property("residual", "weighted"));
     call.read_float("input", &operands.input)?;
     call.read_float("weight", &super::dense_only("weight", &operands.weight)?)?;
     call.read_float("residual", residual)?;
-    call.read_list("norm_weight", &norm_weight);
     call.write_list("output", &mut output);
-    call.write_list("weighted", &mut weighted);
-    call.write_list("squares", &mut squares);
+    begun.operands(&mut call);
     tile.run(call)?;
-    check_weighted(&output, &norm_weight, &weighted, &squares)
-        .map_err(|what| Refusal::Failed(format!("of {m} rows of {n} by {k}: {what}")))?;
+    begun.check(&output).map_err(|what| Refusal::Failed(format!("of {m} rows of {n} by {k}: {what}")))?;
     let mut taken = operands.output;
     (0..m * n).for_each(|i| taken.set([i / n, i % n], output[i]));
     Ok(())
+}
+
+/// `embedding.gather` with `norm=weighted`: the case's rows, and what leaves beside them, which is judged by them.
+pub(super) fn gathered(
+    tile: &mut OxideTile,
+    call: Call<'_>,
+    judged: Judged,
+    rows: FloatViewMut<'_, 2>,
+) -> Result<(), Refusal> {
+    let [tokens, hidden] = rows.shape();
+    let mut output = vec![0.0_f32; tokens * hidden];
+    let mut begun = BegunNorm::new(tokens, hidden);
+    let mut call = call;
+    call.write_list("output", &mut output);
+    begun.operands(&mut call);
+    tile.run_judged(call, judged)?;
+    begun.check(&output).map_err(|what| Refusal::Failed(format!("of {tokens} rows of {hidden}: {what}")))?;
+    let mut taken = rows;
+    (0..output.len()).for_each(|i| taken.set([i / hidden, i % hidden], output[i]));
+    Ok(())
+}
+
+/// What leaves beside `n` elements of the residual stream of each of `m` rows, for the norm after it.
+pub(crate) struct BegunNorm {
+    weight: Vec<bf16>,
+    weighted: Vec<bf16>,
+    squares: Vec<f32>,
+}
+
+impl BegunNorm {
+    pub(crate) fn new(m: usize, n: usize) -> Self {
+        Self {
+            weight: (0..n).map(|i| bf16::from_f32(0.3 + (i * 5 % 11) as f32 * 0.17)).collect(),
+            weighted: vec![bf16::ZERO; m * n],
+            squares: vec![0.0; m * (n / SQUARES)],
+        }
+    }
+
+    pub(crate) fn operands<'a>(&'a mut self, call: &mut Call<'a>) {
+        call.read_list("norm_weight", &self.weight);
+        call.write_list("weighted", &mut self.weighted);
+        call.write_list("squares", &mut self.squares);
+    }
+
+    /// Whether it follows from the residual stream.
+    pub(crate) fn check(&self, output: &[f32]) -> Result<(), String> {
+        check_weighted(output, &self.weight, &self.weighted, &self.squares)
+    }
 }
 
 /// What leaves beside the residual stream follows from it: weighted by one multiplication and one rounding, and squares by

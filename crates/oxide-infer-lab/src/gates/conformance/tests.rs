@@ -151,6 +151,7 @@ fn an_artifact_that_does_what_is_documented_passes() {
         "record_history.threads_128",
         "gather.f32.threads_128",
         "gather.bf16.f32.present.threads_128",
+        "gather_weighted.bf16.threads_192",
         "rope_append.bf16.64.absent.threads_128",
         "rope_append.bf16.128.present.threads_128",
         "rope_append.bf16.128.absent.apart.nhd.16.threads_128",
