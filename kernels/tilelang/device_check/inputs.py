@@ -286,6 +286,7 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "normalization.rms_norm": norm,
     "normalization.add_rms_norm": norm,
     "gemm.dense_small": product,
+    "streamed_gemm.dense_streamed": product,
     "prefill_gemm.dense": product,
     "joint_gemm.dense": product,
     "clustered_gemm.dense_clustered": product,

@@ -28,6 +28,15 @@ pub(super) struct Step<'a> {
     pub(super) logits: Option<Request>,
 }
 
+/// Who computes the norm before a product.
+#[derive(Clone, Copy)]
+enum Norm {
+    /// An operator before it.
+    Whole,
+    /// The products before and after it, each a part.
+    Spread,
+}
+
 /// Several operators in one.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Fused {
@@ -90,10 +99,10 @@ impl<'a> Requests<'a> {
                 dense_request(rows, &[*weight], Activation::Hidden.dtype(), &epilogue)
             }
             Fused::Projection { weights, bias } => {
-                self.projected("absent", bias.is_some(), rows, weights[0].cols)
+                self.projected(Norm::Whole, weights, bias.as_deref(), rows)
             }
             Fused::ScaledProjection { weights, bias, .. } => {
-                self.projected("squares", bias.is_some(), rows, weights[0].cols)
+                self.projected(Norm::Spread, weights, bias.as_deref(), rows)
             }
             Fused::ScaledSwiGlu { gate, .. } => {
                 let form = [("activation", "swiglu"), ("input", "weighted_bf16"), ("norm", "squares")];
@@ -110,13 +119,13 @@ impl<'a> Requests<'a> {
     }
 
     /// Heads of one token of every sequence, projected, turned and appended.
-    fn projected(&self, norm: &'static str, biased: bool, rows: usize, hidden_size: usize) -> Request {
-        let properties = [
-            ("qkv", "projected"),
-            ("norm", norm),
-            ("bias", if biased { "bf16" } else { "absent" }),
-            ("qk_norm", "absent"),
-        ];
-        with(self.rope(rows), &properties, &[("batch", rows), ("hidden_size", hidden_size)])
+    fn projected(&self, norm: Norm, weights: &[Matrix], bias: Option<&[Vector]>, rows: usize) -> Request {
+        let norm = match norm {
+            Norm::Whole => "absent",
+            Norm::Spread => "squares",
+        };
+        let bias = if bias.is_some() { "bf16" } else { "absent" };
+        let properties = [("qkv", "projected"), ("norm", norm), ("bias", bias), ("qk_norm", "absent")];
+        with(self.rope(rows), &properties, &[("batch", rows), ("hidden_size", weights[0].cols)])
     }
 }

@@ -11,7 +11,8 @@ use std::borrow::Cow;
 /// Nanoseconds that a launch of a norm, or of rotation and append, takes between two products: a layer of the 1.5B shape takes
 /// 4.0 us less without three of them (docs/evidence/2026-11-30-h200-fusion-layers.json, 8 rows).
 const LAUNCH: u64 = 1300;
-/// What rotation and append read and write in a nanosecond.
+/// Bytes that rotation and append read and write in a nanosecond: 3,620 of 537 MB, rounded down
+/// (docs/evidence/2026-11-30-h200-operators.json, `rope append 21856 tokens`).
 const APPENDED_BYTES: u64 = 3500;
 
 /// A product that ends a block, the norm after it, and the operators that read the norm: as they were lowered, and as two.
