@@ -25,10 +25,8 @@ def check(modules: Mapping[str, Module]) -> dict[str, Any]:
 
 
 def is_append(module: Module) -> bool:
-    """Whether it turns and appends the heads of a packed projection."""
-    variant = module.artifact.variant
-    packed = variant.get("qk_norm") == "absent" and variant.get("qkv", "packed") == "packed"
-    return module.artifact.kernel == "kv_cache.rope_append" and packed
+    """Whether it turns and appends heads as they are."""
+    return module.artifact.kernel == "kv_cache.rope_append" and module.artifact.variant["qk_norm"] == "absent"
 
 
 def is_told(module: Module) -> bool:
@@ -61,8 +59,10 @@ class Chain:
         shape = attention(dim, batch, pages, 12, 2, self.page_size)
         shape |= {"tokens": batch, "rotary_dim": dim, "max_positions": pages * self.page_size, "splits": SPLITS}
         axes = (2, self.page_size) if self.layout == "hnd" else (self.page_size, 2)
+        self.heads = {"qkv": randn(batch, 16, dim)}
+        q, k, v = self.heads["qkv"].split((12, 2, 2), 1)
+        self.heads |= {"q": q.contiguous(), "k": k.contiguous(), "v": v.contiguous()}
         self.tensors = {
-            "qkv": randn(batch, 16, dim),
             "positions": torch.zeros(batch, dtype=torch.int32, device="cuda"),
             "kv_len": torch.ones(batch, dtype=torch.int32, device="cuda"),
             "query_start": torch.arange(batch + 1, dtype=torch.int32, device="cuda"),
@@ -75,9 +75,10 @@ class Chain:
             "status": torch.zeros(1, dtype=torch.int32, device="cuda"),
         }
         self.nothing = torch.full((batch, 2, dim), NAN, dtype=torch.bfloat16, device="cuda")
-        self.append = self.bind(append, shape, 0)
-        self.decode = {settled: self.bind(decode, shape, settled) for settled in (0, 1)}
+        self.append = self.bind(append, shape, {**self.tensors, **self.heads, "q_out": self.tensors["q"]})
+        self.decode = {settled: self.bind(decode, shape, self.tensors, settled) for settled in (0, 1)}
         self.spoil()
+        self.append()
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
@@ -85,18 +86,17 @@ class Chain:
             self.append()
             self.decode[1]()
 
-    def bind(self, module: Module, shape: Shape, settled: int) -> Callable[[], None]:
-        """A launch on the present stream."""
-        tensors = {**self.tensors, "q_out": self.tensors["q"]}
+    def bind(
+        self, module: Module, shape: Shape, tensors: dict[str, torch.Tensor], settled: int = 0
+    ) -> Callable[[], None]:
+        """A launch on the present stream; workspaces are made."""
         for name, operand in module.artifact.operands.items():
             if name not in tensors:
                 extents = module.artifact.shape(name, shape)
-                self.tensors[name] = tensors[name] = torch.zeros(
-                    extents, dtype=DTYPES[operand["element"]], device="cuda"
-                )
+                tensors[name] = torch.zeros(extents, dtype=DTYPES[operand["element"]], device="cuda")
         addresses = addresses_of({name: tensors[name] for name in module.artifact.operands})
         run = module.bind(shape, addresses, {"scale": shape["head_dim"] ** -0.5, "settled": settled})
-        return lambda: run(torch.cuda.current_stream().cuda_stream)
+        return lambda kept=tensors: run(torch.cuda.current_stream().cuda_stream)
 
     def spoil(self) -> None:
         """Leave no query and no newest key or value."""
