@@ -46,12 +46,14 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
     """Shapes to check an artifact with: odd sizes, page boundaries, one row and many."""
     yield from {
         "embedding.gather": gather,
+        "embedding.gather_weighted": gather,
         "normalization.rms_norm": rows_of_norm,
         "normalization.add_rms_norm": rows_of_norm,
         "gemm.dense_small": products,
         "prefill_gemm.dense": products,
         "joint_gemm.dense": products,
         "clustered_gemm.dense_clustered": products,
+        "streamed_gemm.dense_streamed": streamed_products,
         "chained_gemm.weighted": products,
         "chained_gemm.scaled_swiglu": scaled_products,
         "chained_gemm.scaled_projected": scaled_projections,
@@ -108,6 +110,13 @@ def products(artifact: Artifact) -> Iterator[Shape]:
         (17 * tile + 5, 2056, 136),
     ):
         yield {"m": m, "n": n, "k": k}
+
+
+def streamed_products(artifact: Artifact) -> Iterator[Shape]:
+    """As `products`, and several tiles for each block, with one span of k for each warp and with several."""
+    yield from products(artifact)
+    for n, k in ((17_920, 1536), (9000, 4104), (6472, 200)):
+        yield {"m": artifact.schedule["block_m"] - 1, "n": n, "k": k}
 
 
 def scaled_products(artifact: Artifact) -> Iterator[Shape]:

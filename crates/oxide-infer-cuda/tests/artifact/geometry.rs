@@ -379,6 +379,17 @@ fn a_gather_takes_one_block_a_row() {
 }
 
 #[test]
+fn a_streamed_product_has_as_many_blocks_as_stay_but_no_more_than_tiles() {
+    let product = artifact("dense_streamed.bf16.m8_w6_s2");
+    // 1,120 tiles of 16 rows, of which two blocks for each of 132 multiprocessors take 4 or 5 in turn.
+    let launches = resolve(product, &[("m", 8), ("n", 17_920), ("k", 1536)]);
+    assert_eq!((launches[0].grid, launches[0].launch.block), ([264, 1, 1], [7 * 32, 1, 1]));
+    // 12 tiles and a part of one, and a second block for the ninth token.
+    let few = resolve(product, &[("m", 9), ("n", 200), ("k", 1032)]);
+    assert_eq!(few[0].grid, [13, 2, 1]);
+}
+
+#[test]
 fn values_outside_domain_or_machine_are_refused() {
     let product = artifact("dense.bf16.bf16.none.tile_128x256").manifest();
     let error = product.resolve(&dimensions(&[("m", 1), ("n", 1541), ("k", 8)])).unwrap_err();

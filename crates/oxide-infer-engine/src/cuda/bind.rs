@@ -3,6 +3,7 @@
 mod fused;
 
 use super::classes::{DecodeClass, StepClass};
+use super::fuse::Embedding;
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::{Activation, CudaOperator, HeadNorms, Norm, Residual};
 use super::memory::DeviceBuffers;
@@ -150,8 +151,8 @@ impl Binder<'_> {
         let layout = BodyLayout::new(class, self.requests.sizes.max_pages());
         let tables = Tables::new(words, &layout)?;
         let mut operators = Sequence::default();
-        self.embed(class, &tables, &mut operators)?;
         let step = self.requests.step(class);
+        self.embed(&step.embedding, class, &tables, &mut operators)?;
         for (layer, lowered) in step.layers.iter().enumerate() {
             for operator in lowered {
                 self.layer(operator, layer, class, &tables, &mut operators)?;
@@ -228,17 +229,34 @@ impl Binder<'_> {
         Ok(sequence)
     }
 
-    fn embed(&mut self, class: StepClass, tables: &Tables, to: &mut Sequence) -> Result<(), PrepareError> {
+    fn embed(
+        &mut self,
+        embedding: &Embedding,
+        class: StepClass,
+        tables: &Tables,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
         let config = self.requests.config;
         let table = self.weight(self.requests.model.embed.id, config.vocab_size * config.hidden_size)?;
-        let operands = Operands::new()
+        let norm_weight = match embedding {
+            Embedding::Plain => None,
+            Embedding::Weighted { norm } => Some(self.weight(norm.id, norm.len)?),
+        };
+        let buffers = self.buffers;
+        let mut operands = Operands::new()
             .region("ids", &tables.ids)
             .region("slots", &tables.slots)
-            .region("last_tokens", &self.buffers.last_tokens)
+            .region("last_tokens", &buffers.last_tokens)
             .region("table", &table)
-            .span("output", self.buffers.activation(Activation::Hidden)?)
+            .span("output", buffers.activation(Activation::Hidden)?)
             .status(self.status);
-        self.bind(&self.requests.embed(class), operands, to)
+        if let Some(norm_weight) = &norm_weight {
+            operands = operands
+                .region("norm_weight", norm_weight)
+                .span("weighted", buffers.activation(Activation::Normed)?)
+                .span("squares", buffers.activation(Activation::Squares)?);
+        }
+        self.bind(&self.requests.embed(embedding, class), operands, to)
     }
 
     fn layer(

@@ -2,6 +2,7 @@
 
 use super::classes::{Classes, DecodeClass, Reach, SHORT, StepClass};
 use super::deterministic::{Algorithms, NotDeterministicError, Phase};
+use super::fuse::Embedding;
 use super::head::MAX_ADJUSTMENTS;
 use super::history;
 use super::inputs::TOP_TOKENS;
@@ -177,7 +178,7 @@ impl<'a> Requests<'a> {
 
 impl Requests<'_> {
     /// Token ids, of the host or sampled last, to the residual stream.
-    pub(super) fn embed(&self, class: StepClass) -> Request {
+    pub(super) fn embed(&self, embedding: &Embedding, class: StepClass) -> Request {
         let output = Activation::Hidden.dtype().name();
         let properties = [("table", "bf16"), ("output", output), ("feedback", "present")];
         let dimensions = [
@@ -186,7 +187,11 @@ impl Requests<'_> {
             ("hidden_size", self.config.hidden_size),
             ("max_sequences", self.sizes.max_sequences),
         ];
-        let request = with(request("embedding.gather"), &properties, &dimensions);
+        let plain = with(request("embedding.gather"), &properties, &dimensions);
+        let request = match embedding {
+            Embedding::Plain => plain,
+            Embedding::Weighted { .. } => plain.property("norm", "weighted"),
+        };
         self.algorithms.settle(Phase::of(class), request)
     }
 
@@ -350,9 +355,9 @@ impl Requests<'_> {
         let mut all = Vec::new();
         for class in self.sizes.classes.steps() {
             let phase = Phase::of(class);
-            all.push((phase, "embedding".to_owned(), Ok(self.embed(class))));
             let mut seen = Vec::new();
             let step = self.step(class);
+            all.push((phase, "embedding".to_owned(), Ok(self.embed(&step.embedding, class))));
             for operator in step.layers.iter().flatten() {
                 let asked = self.layer(operator, class).ok_or_else(|| match operator {
                     CudaOperator::Other(text) => format!("no artifact computes \"{text}\""),

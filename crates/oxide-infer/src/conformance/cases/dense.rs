@@ -92,9 +92,11 @@ fn models() -> Vec<(usize, [usize; 2])> {
         models.extend([(m, [136, 264]), (m, more[0]), (m, more[1])]);
     }
     // Kernels of one row are made for a `k` in multiples of 32, by its size.
-    models.extend([[200, 1056], [1000, 32], [72, 2400], [40, 4640], [8, 9728]].map(|size| (1, size)));
+    models.extend([[200, 1056], [1000, 32], [72, 2400], [40, 4640], [40, 9728]].map(|size| (1, size)));
     // So are those of a few rows that scale what was normalized in part.
     models.extend([(7, [1000, 32]), (8, [200, 1056]), (17, [200, 1056]), (33, [72, 2400]), (65, [8, 4640])]);
+    // Steps of k for several turns of a ring in each of eight ranges, and tiles for several turns of blocks that stay.
+    models.extend([(17, [72, 6216]), (9, [17_416, 264])]);
     models
 }
 

@@ -155,6 +155,9 @@ fn gather(memory: &mut Memory, dimensions: &Dimensions, table: Vec<f32>) -> Opti
     };
     let output: Vec<f32> = ids.iter().flat_map(row).collect();
     put(memory, "output", &output);
+    if memory.contains_key("weighted") {
+        products::begin_norm(memory, &output);
+    }
     let bad = ids.iter().position(|&id| id >= vocab_size)?;
     Some(DeviceStatus::IndexOutOfRange { index: bad as u32 })
 }
