@@ -29,7 +29,7 @@ GROUPS = {
     "attention": ("paged_decode", "single_decode"),
     "prefill": ("paged_prefill", "ragged_prefill"),
     "caches": ("rope_append", "paged_append", "rope.", "swiglu.bf16.th", "swiglu.f", "gather", "record_history"),
-    "sampling": ("argmax", "sample", "log_probabilities"),
+    "sampling": ("argmax", "sample", "log_probabilities", "candidates", "pick."),
     "norms": ("rms_norm",),
     "products": ("dense.", "dense_clustered."),
     "small products": ("dense_small.", "dense_streamed.", "gemv"),

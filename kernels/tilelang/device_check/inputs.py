@@ -317,6 +317,8 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "position.rope": rope,
     "activation.swiglu": gate,
     "sampling.argmax": tokens.choose,
+    "greedy_head.candidates": tokens.candidates,
+    "greedy_head.pick": tokens.pick,
     "sample.sample": sampling.sample,
     "log_probabilities.log_probabilities": tokens.log_probabilities,
     "history.record_history": tokens.record_history,

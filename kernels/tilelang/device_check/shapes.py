@@ -71,6 +71,8 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "position.rope": ropes,
         "activation.swiglu": gates,
         "sampling.argmax": choices,
+        "greedy_head.candidates": candidates,
+        "greedy_head.pick": picks,
         "sample.sample": samples,
         "log_probabilities.log_probabilities": log_probabilities,
         "history.record_history": histories,
@@ -274,6 +276,26 @@ def choices(_artifact: Artifact) -> Iterator[Shape]:
     """Vocabularies around a chunk and of real models."""
     for rows, vocab_size in ((1, 151_936), (256, 49_152), (30, 4097), (5, 1), (2, 4096)):
         yield {"rows": rows, "vocab_size": vocab_size, "max_sequences": 300}
+
+
+def candidates(artifact: Artifact) -> Iterator[Shape]:
+    """Rows up to a tile's, vocabularies around one and of real models, a hidden size of one load and of many slices."""
+    most, columns = artifact.schedule["block_m"], artifact.variant["tile_tokens"]
+    for rows, vocab_size, hidden_size in (
+        (1, 1, 8),
+        (most - 1, columns, 72),
+        (31, columns + 1, 1536),
+        (most, 1000, 4104),
+        (most // 2 + 1, 49_152, 576),
+        (most, 151_936, 1536),
+    ):
+        yield {"rows": rows, "vocab_size": vocab_size, "hidden_size": hidden_size}
+
+
+def picks(_artifact: Artifact) -> Iterator[Shape]:
+    """One candidate, around a block's threads, and the tiles of real vocabularies."""
+    for rows, candidates in ((1, 792), (256, 792), (30, 257), (5, 1), (21, 256)):
+        yield {"rows": rows, "candidates": candidates, "max_sequences": 300}
 
 
 def samples(_artifact: Artifact) -> Iterator[Shape]:

@@ -3,7 +3,7 @@
 mod fused;
 
 use super::classes::{DecodeClass, StepClass};
-use super::fuse::Embedding;
+use super::fuse::{Embedding, Step};
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::{Activation, CudaOperator, HeadNorms, Norm, Residual};
 use super::memory::DeviceBuffers;
@@ -78,7 +78,7 @@ impl Sequence {
 /// A step's body in one class.
 pub(super) struct BoundBody {
     pub(super) layout: BodyLayout,
-    /// From token ids to the residual stream; of a decode step to logits.
+    /// From token ids to the residual stream.
     pub(super) operators: Sequence,
     /// Those operators as one launch; decode steps have it, unless they are to be launched one by one.
     pub(super) graph: Option<Graph>,
@@ -90,8 +90,12 @@ pub(super) struct BoundDecode {
     /// Where the tables of its draws lie, after those of its body.
     pub(super) draws: HeadInputLayout,
     pub(super) outputs: HeadOutputLayout,
-    /// From those tables to the ring's pinned memory.
+    /// From what the body leaves to logits.
+    pub(super) logits: Sequence,
+    /// From those and the tables to the ring's pinned memory.
     pub(super) samplers: Samplers,
+    /// From what the body leaves to the same tokens as by logits and the greedy sampler, where that is faster.
+    pub(super) candidates: Option<Sequence>,
 }
 
 impl BoundDecode {
@@ -145,36 +149,24 @@ impl Binder<'_> {
     pub(super) fn body(
         &mut self,
         class: StepClass,
+        step: &Step<'_>,
         words: &Region<u32>,
         stream: &Stream,
     ) -> Result<BoundBody, PrepareError> {
         let layout = BodyLayout::new(class, self.requests.sizes.max_pages());
         let tables = Tables::new(words, &layout)?;
         let mut operators = Sequence::default();
-        let step = self.requests.step(class);
         self.embed(&step.embedding, class, &tables, &mut operators)?;
         for (layer, lowered) in step.layers.iter().enumerate() {
             for operator in lowered {
                 self.layer(operator, layer, class, &tables, &mut operators)?;
             }
         }
-        let graph = match class {
-            StepClass::Decode(DecodeClass { rows, .. }) => {
-                // Nearly every row of a decode step is sampled: the head reads the residual stream itself.
-                let hidden = self.buffers.hidden()?;
-                match &step.logits {
-                    Some(request) => self.scaled_logits(request, &mut operators)?,
-                    None => {
-                        self.head_norm(rows, &hidden, &mut operators)?;
-                        self.logits(rows, &mut operators)?;
-                    }
-                }
-                match self.decode_launch {
-                    DecodeLaunch::Graph => Some(Graph::capture(stream, |scope| operators.enqueue(scope))?),
-                    DecodeLaunch::Eager => None,
-                }
+        let graph = match (class, self.decode_launch) {
+            (StepClass::Decode(_), DecodeLaunch::Graph) => {
+                Some(Graph::capture(stream, |scope| operators.enqueue(scope))?)
             }
-            StepClass::Mixed { .. } => None,
+            (StepClass::Decode(_), DecodeLaunch::Eager) | (StepClass::Mixed { .. }, _) => None,
         };
         Ok(BoundBody { layout, operators, graph })
     }
@@ -187,12 +179,53 @@ impl Binder<'_> {
         drawn: &Region<u32>,
         stream: &Stream,
     ) -> Result<BoundDecode, PrepareError> {
-        let body = self.body(StepClass::Decode(class), words, stream)?;
+        let step = self.requests.step(StepClass::Decode(class));
+        let body = self.body(StepClass::Decode(class), &step, words, stream)?;
         let (draws, outputs) = (HeadInputLayout::new(class.rows), HeadOutputLayout::new(class.rows));
         let start = body.layout.words();
         let of_draws = words.slice(start..start + draws.words())?;
-        let samplers = self.samplers(class.rows, &Draws::new((&of_draws, &draws), (drawn, &outputs))?)?;
-        Ok(BoundDecode { body, draws, outputs, samplers })
+        let tables = Draws::new((&of_draws, &draws), (drawn, &outputs))?;
+        let logits = self.decode_logits(class, &step)?;
+        let samplers = self.samplers(class.rows, &tables)?;
+        let candidates = self.candidates(class, &tables)?;
+        Ok(BoundDecode { body, draws, outputs, logits, samplers, candidates })
+    }
+
+    /// Nearly every row of a decode step is sampled: the head reads the residual stream itself.
+    fn decode_logits(&mut self, class: DecodeClass, step: &Step<'_>) -> Result<Sequence, PrepareError> {
+        let mut sequence = Sequence::default();
+        match &step.logits {
+            Some(request) => self.scaled_logits(request, &mut sequence)?,
+            None => {
+                self.head_norm(class.rows, &self.buffers.hidden()?, &mut sequence)?;
+                self.logits(class.rows, &mut sequence)?;
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// Tokens of greedy rows by the best of the tiles of their logits, which are in no memory.
+    fn candidates(&mut self, class: DecodeClass, draws: &Draws) -> Result<Option<Sequence>, PrepareError> {
+        let Some([candidates, best]) = self.requests.candidates(class) else { return Ok(None) };
+        let (buffers, output) = (self.buffers, self.requests.model.head.output);
+        let mut sequence = Sequence::default();
+        self.head_norm(class.rows, &buffers.hidden()?, &mut sequence)?;
+        let weight = self.weight(output.id, output.rows * output.cols)?;
+        let operands = Operands::new()
+            .region("input", &buffers.head_normed)
+            .region("weight", &weight)
+            .region("best_logits", &buffers.best_logits)
+            .region("best_tokens", &buffers.best_tokens);
+        self.bind(&candidates, operands, &mut sequence)?;
+        let operands = Operands::new()
+            .region("best_logits", &buffers.best_logits)
+            .region("best_tokens", &buffers.best_tokens)
+            .region("row_ints", &draws.ints)
+            .region("last_tokens", &buffers.last_tokens)
+            .region("tokens", &draws.tokens)
+            .region("row_status", &draws.row_status);
+        self.bind(&best, operands, &mut sequence)?;
+        Ok(Some(sequence))
     }
 
     pub(super) fn head(&mut self, rows: usize) -> Result<BoundHead, PrepareError> {

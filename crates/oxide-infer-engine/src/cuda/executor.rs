@@ -163,10 +163,12 @@ impl CudaExecutor {
     /// Operators that are planned over all classes, and the artifacts that compute them.
     pub fn plan_size(&self) -> (usize, usize) {
         // A class of decodes has the same operators for every ring.
-        let decode = self.bodies.decode.iter().map(|[step, _]| &step.body);
-        let bodies = decode.chain(self.bodies.mixed.iter().flatten());
-        let heads = self.heads.iter().flat_map(|head| head.sequences()).map(Sequence::len);
-        let operators = bodies.map(|body| body.operators.len()).chain(heads).sum::<usize>();
+        let steps = self.bodies.decode.iter().map(|[step, _]| step);
+        let ends = steps.clone().flat_map(|step| [&step.logits].into_iter().chain(&step.candidates));
+        let bodies = steps.map(|step| &step.body).chain(self.bodies.mixed.iter().flatten());
+        let heads = self.heads.iter().flat_map(|head| head.sequences());
+        let sequences = bodies.map(|body| &body.operators).chain(ends).chain(heads);
+        let operators = sequences.map(Sequence::len).sum::<usize>();
         (operators + self.record_history.len(), self.counters.snapshot().count())
     }
 
@@ -306,7 +308,7 @@ impl CudaExecutor {
         Ok((scope, copied))
     }
 
-    /// Enqueues a decode step down to its logits and, if `all_draw` and nothing but tokens is asked for, down to those. Its tables
+    /// Enqueues a decode step: its body and, if `all_draw`, logits or, where nothing but tokens is asked for, those. Its tables
     /// come by a stream of their own, while the step before runs, and tokens go to pinned memory as they are drawn: between two
     /// such steps the device has nothing to copy.
     fn decode(
@@ -342,16 +344,35 @@ impl CudaExecutor {
             None => step.body.operators.enqueue(scope).map_err(failure)?,
         }
         step.body.operators.count(&self.counters);
-        if let Some(chunk) = drawn {
-            let sampler = match chunk.sampling {
-                Sampling::Greedy => &step.samplers.greedy,
-                Sampling::None | Sampling::Full => &step.samplers.full,
-            };
-            sampler.enqueue(scope).map_err(failure)?;
-            sampler.count(&self.counters);
+        // Where some rows have no draw, those that have are picked.
+        if all_draw {
+            self.draw(step, drawn.map(|chunk| chunk.sampling), scope)?;
+        }
+        if drawn.is_some() {
             lists.outputs.push(Brought { layout: step.outputs.clone(), words: ring.drawn.clone() });
         }
         Ok(copied)
+    }
+
+    /// Enqueues a decode step from what its body leaves to the tokens of `drawn` rows, or to logits.
+    fn draw(
+        &self,
+        step: &BoundDecode,
+        drawn: Option<Sampling>,
+        scope: &mut CommandScope,
+    ) -> Result<(), ExecutorError> {
+        // Logits that are kept must be there.
+        let candidates = step.candidates.as_ref().filter(|_| self.kept.is_none());
+        let (head, sampler) = match (drawn, candidates) {
+            (Some(Sampling::Greedy), Some(candidates)) => (candidates, None),
+            (Some(Sampling::Greedy), None) => (&step.logits, Some(&step.samplers.greedy)),
+            (Some(Sampling::None | Sampling::Full), _) => (&step.logits, Some(&step.samplers.full)),
+            (None, _) => (&step.logits, None),
+        };
+        [head].into_iter().chain(sampler).try_for_each(|sequence| {
+            sequence.count(&self.counters);
+            sequence.enqueue(scope).map_err(failure)
+        })
     }
 
     /// Copies a decode step's tables to the device, beside whatever runs there.

@@ -265,7 +265,9 @@ fn bodies(
     let mut mixed: Vec<Vec<BoundBody>> = Vec::new();
     for &tokens in &classes.tokens {
         let of = |&sequences: &usize| {
-            binder.body(StepClass::Mixed { tokens, sequences }, &binder.buffers.body_inputs, stream)
+            let class = StepClass::Mixed { tokens, sequences };
+            let step = binder.requests.step(class);
+            binder.body(class, &step, &binder.buffers.body_inputs, stream)
         };
         mixed.push(classes.sequences.iter().map(of).collect::<Result<_, _>>()?);
     }

@@ -4,7 +4,7 @@ use super::classes::{DecodeClass, StepClass};
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::Activation;
 use super::options::STEPS_IN_FLIGHT;
-use super::plan::PlanSizes;
+use super::plan::{CANDIDATE_TILE, PlanSizes};
 use super::weights::WeightLayout;
 use crate::model::ModelConfig;
 use half::bf16;
@@ -31,6 +31,7 @@ pub(super) struct MemorySizes {
     activations: [usize; Activation::ALL.len()],
     head_hidden: usize,
     logits: usize,
+    candidates: usize,
     workspace: usize,
     rotations: usize,
     history: usize,
@@ -54,6 +55,10 @@ pub(super) struct DeviceBuffers {
     pub(super) head_normed: Region<bf16>,
     /// `[rows, vocab_size]`
     pub(super) logits: Region<f32>,
+    /// `[rows, ⌈vocab_size / 192⌉]`, of every tile of a row's logits the greatest.
+    pub(super) best_logits: Region<f32>,
+    /// The tokens that have them.
+    pub(super) best_tokens: Region<u32>,
     pub(super) workspace: WorkspaceMemory,
     /// `[max_positions, head_dim / 2, 2]`
     pub(super) rotations: Region<f32>,
@@ -131,6 +136,7 @@ impl MemorySizes {
                 .map(|activation| tokens * activation.width(config) * activation.dtype().size()),
             head_hidden: rows * config.hidden_size,
             logits: rows * config.vocab_size,
+            candidates: rows * config.vocab_size.div_ceil(CANDIDATE_TILE),
             workspace,
             rotations: sizes.max_model_len * config.head_dim,
             history: sizes.max_sequences * config.vocab_size,
@@ -148,7 +154,8 @@ impl MemorySizes {
     /// Bytes of every part, in the order of [`DeviceBuffers`]' fields between weights and pools.
     fn parts(&self) -> Vec<usize> {
         let mut parts = self.activations.to_vec();
-        parts.extend([self.head_hidden * 4, self.head_hidden * 2, self.logits * 4, self.workspace]);
+        parts.extend([self.head_hidden * 4, self.head_hidden * 2, self.logits * 4]);
+        parts.extend([self.candidates * 4, self.candidates * 4, self.workspace]);
         let words = [
             self.rotations,
             self.history,
@@ -237,6 +244,8 @@ impl DeviceBuffers {
             picked: cutter.region(sizes.head_hidden),
             head_normed: cutter.region(sizes.head_hidden),
             logits: cutter.region(sizes.logits),
+            best_logits: cutter.region(sizes.candidates),
+            best_tokens: cutter.region(sizes.candidates),
             workspace: cutter.workspace(sizes.workspace),
             rotations: cutter.region(sizes.rotations),
             history: cutter.region(sizes.history),

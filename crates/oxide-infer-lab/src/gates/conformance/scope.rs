@@ -90,6 +90,7 @@ impl Shape {
             ("attention.single_decode", _) => &[("kv_len", 1201), ("num_q_heads", 7)],
             ("attention.ragged_prefill", _) => &[("batch", 4), ("tokens", 261), ("num_q_heads", 2)],
             ("attention.paged_prefill", _) => &[("batch", 4), ("tokens", 261), ("num_q_heads", 2)],
+            ("sampling.candidates", _) => &[("rows", 38), ("vocab_size", 4097)],
             ("sampling.sample", _) if greedy => &[("rows", 38), ("vocab_size", 4097)],
             ("sampling.sample" | "sampling.log_probabilities", _) => &[("rows", 21), ("vocab_size", 5003)],
             _ => &[],

@@ -147,6 +147,8 @@ fn an_artifact_that_does_what_is_documented_passes() {
     for name in [
         "argmax.chunk_4096",
         "sample.single",
+        "candidates.bf16.192.rows64",
+        "pick.threads_256",
         "log_probabilities.single",
         "record_history.threads_128",
         "gather.f32.threads_128",
@@ -186,6 +188,9 @@ fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
         ("sample.single", emulated::with_a_history_of_every_row, "history["),
         ("argmax.chunk_4096", emulated::with_a_token_for_padding, "should be 0"),
         ("argmax.chunk_4096", emulated::with_no_row_status, "row_status["),
+        ("pick.threads_256", emulated::with_a_token_for_padding, "should be 0"),
+        ("pick.threads_256", emulated::with_no_row_status, "row_status["),
+        ("candidates.bf16.192.rows128", emulated::with_the_last_of_equal_tokens, "token should be"),
         ("log_probabilities.single", emulated::with_no_row_status, "row_status["),
         ("gather.bf16.f32.present.threads_128", emulated::with_a_silent_fault, "the device should report"),
         ("record_history.threads_128", emulated::with_a_silent_fault, "the device should report"),
