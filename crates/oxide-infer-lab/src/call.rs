@@ -55,7 +55,7 @@ impl Bench {
         Ok(Self {
             context: context.clone(),
             stream: context.stream()?,
-            // As the engine launches them.
+            // As the engine launches those that read no keys.
             loader: Loader::new(context, registry.clone()).early_launch(EarlyLaunch::WhereKernelsWait),
             registry: registry.clone(),
             status: StatusWord::new(context)?,
@@ -64,6 +64,11 @@ impl Bench {
             #[cfg(test)]
             emulated: None,
         })
+    }
+
+    /// With operators planned for another launch; what is copied in ahead of a call is settled for its kernels.
+    pub(crate) fn early_launch(self, early_launch: EarlyLaunch) -> Self {
+        Self { loader: self.loader.early_launch(early_launch), ..self }
     }
 
     /// Where kernels report bad input.

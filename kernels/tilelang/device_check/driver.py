@@ -129,6 +129,8 @@ class Module:
             number = c.c_uint64(addresses[parameter["operand"]])
         elif parameter["kind"] == "scalar":
             number = SCALARS[parameter["element"]](value(parameter["value"], dimensions))
+        elif parameter["kind"] == "settled":
+            number = SCALARS[parameter["element"]](int(attributes.get("settled", 0)))
         else:
             number = SCALARS[parameter["element"]](attributes[parameter["attribute"]])
         return c.addressof(number), number

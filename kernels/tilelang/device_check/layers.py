@@ -46,7 +46,8 @@ class Layers:
 
     def __init__(self, modules: Mapping[str, Module], selection: Selection, model: Model, rows: int) -> None:
         self.modules, self.selection, self.model, self.rows = modules, selection, model, rows
-        self.attributes = {"epsilon": EPSILON, "scale": model.head_dim**-0.5}
+        # Nothing in a chain writes keys but those of the tokens that attend.
+        self.attributes = {"epsilon": EPSILON, "scale": model.head_dim**-0.5, "settled": 1}
         # The family of products that share a norm.
         self.chain = "chained_gemv" if rows == 1 else "chained_gemm"
         # What the calls need to stay alive, and what they run.

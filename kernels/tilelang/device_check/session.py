@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from device_check import checks, floors, summary, timing
+from device_check import checks, floors, settled, summary, timing
 from device_check.artifact import Artifact, Selection
 from device_check.driver import Driver, DriverError, Module
 from device_check.supervisor import BROKEN_CONTEXT
@@ -56,6 +56,10 @@ def run(artifacts: list[Artifact], options: argparse.Namespace) -> int:
         beat("comparison of schedules")
         record["same_bits"] = guarded(lambda: checks.compare_bits(modules))
         print_bits(record["same_bits"])
+        beat("settled keys")
+        record["settled"] = guarded(lambda: settled.check(modules))
+        failed += len(record["settled"]["faults"])
+        print(f"settled keys: {record['settled']}", flush=True)
     if not options.skip_timing:
         time_all(modules, record, options, deadline, beat)
     record["seconds"] = time.monotonic() - began

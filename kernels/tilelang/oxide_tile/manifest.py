@@ -19,6 +19,8 @@ ABI = 1
 MINIMUM_DRIVER = 12000
 ZSTD_LEVEL = 19
 MAX_LINE = 110
+# The scalar that says whether keys are settled when a kernel begins, as `runtime/operator.rs` promises them.
+SETTLED = "settled"
 
 
 class ManifestError(ValueError):
@@ -186,6 +188,8 @@ def parameter_json(parameter: Parameter, definition: Definition) -> dict[str, ob
             return {"kind": "pointer", "operand": operand, "element": element}
         case Scalar(element, value):
             name = text(value)
+            if name == SETTLED:
+                return {"kind": "settled", "element": element}
             if name in definition.attributes:
                 return {"kind": "attribute", "attribute": name, "element": element}
             return {"kind": "scalar", "element": element, "value": name}

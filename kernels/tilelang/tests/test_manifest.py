@@ -7,9 +7,9 @@ import pytest
 from oxide_tile import lowering, sources
 from oxide_tile.build import define
 from oxide_tile.definition import DefinitionError, Domain
-from oxide_tile.expr import text
+from oxide_tile.expr import Name, text
 from oxide_tile.launch import Lowered, Pointer, Scalar, TensorMap
-from oxide_tile.manifest import encode, narrowed
+from oxide_tile.manifest import encode, narrowed, parameter_json
 from oxide_tile.profile import Job, load
 
 
@@ -50,6 +50,12 @@ def test_a_profile_may_narrow_a_domain_but_not_widen_it():
     for domain in ({"n": Domain(4, 4096, 4)}, {"rows": Domain()}):
         with pytest.raises(DefinitionError):
             narrowed(Job(**{**vars(wanted), "domain": domain}), definition)
+
+
+def test_what_a_kernel_asks_of_its_keys_is_no_number_of_the_contract():
+    definition = define(job("paged_decode.bf16.64.whole.rows16"))
+    assert parameter_json(Scalar("i32", Name("settled"), 4), definition) == {"kind": "settled", "element": "i32"}
+    assert parameter_json(Scalar("i32", Name("batch"), 4), definition)["kind"] == "scalar"
 
 
 def test_encoding_keeps_the_value_and_puts_short_lists_on_one_line():

@@ -205,6 +205,12 @@ pub enum Parameter {
         /// Its type.
         element: Element,
     },
+    /// 1 if only the newest key and value of each sequence, of what the kernel reads of keys, lengths and block tables, may
+    /// still be on its way when it begins (`EarlyLaunch::KeysSettled`); 0 if any of it may be.
+    Settled {
+        /// The integer's type.
+        element: Element,
+    },
     /// A tensor map, 128 bytes by value.
     TensorMap(TensorMap),
 }
@@ -214,7 +220,9 @@ impl Parameter {
     pub fn size(&self) -> u32 {
         match self {
             Self::Pointer { .. } => 8,
-            Self::Scalar { element, .. } | Self::Attribute { element, .. } => element.size(),
+            Self::Scalar { element, .. } | Self::Attribute { element, .. } | Self::Settled { element } => {
+                element.size()
+            }
             Self::TensorMap(_) => 128,
         }
     }

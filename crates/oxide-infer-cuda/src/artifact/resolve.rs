@@ -30,6 +30,8 @@ pub enum ResolvedParameter<'a> {
     Scalar(Vec<u8>),
     /// An attribute of this name and type.
     Attribute(&'a str, Element),
+    /// Whether keys are settled when the kernel begins, as an `i32`.
+    Settled,
     /// A tensor map to encode.
     TensorMap(ResolvedTensorMap<'a>),
 }
@@ -150,6 +152,7 @@ impl<'a> Resolver<'a, '_> {
                 Ok(ResolvedParameter::Attribute(attribute, *element))
             }
             Parameter::Scalar { element, value } => self.scalar(*element, value),
+            Parameter::Settled { .. } => Ok(ResolvedParameter::Settled),
             Parameter::TensorMap(map) => self.tensor_map(map),
         }
     }

@@ -267,6 +267,8 @@ fn contradictions_in_a_manifest_are_told_apart() {
     assert!(matches!(attribute, Check::UnknownAttribute { .. }));
     let scalar = check_error(|m| parameter(m, "scalar")["element"] = json!("f32"));
     assert!(matches!(scalar, Check::ScalarElement { .. }));
+    let settled = check_error(|m| *parameter(m, "scalar") = json!({ "kind": "settled", "element": "u8" }));
+    assert!(matches!(settled, Check::ScalarElement { .. }));
 }
 
 #[test]

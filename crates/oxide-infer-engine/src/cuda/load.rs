@@ -5,7 +5,7 @@ use super::executor::{Bodies, CudaExecutor, Ring, Rings};
 use super::inputs::{HeadInputLayout, HeadOutputLayout};
 use super::lower::CudaModel;
 use super::memory::{DeviceBuffers, LEAST_PAGES, MemorySizes, page_bytes};
-use super::options::{ArtifactSource, CudaOptions, CudaPlanError, STEPS_IN_FLIGHT};
+use super::options::{ArtifactSource, CudaOptions, CudaPlanError, DecodeLaunch, STEPS_IN_FLIGHT};
 use super::plan::{CoverageError, PlanSizes, Plans, Requests, UncoveredError};
 use super::slots::Slots;
 use super::staging::Staging;
@@ -133,8 +133,7 @@ pub fn load_cuda_on(
     upload(context, &model, &weights, &layout, &buffers.weights, progress)?;
     let status = StatusWord::new(context)?;
     let mut counters = OperatorCounters::of_artifacts(registry.digest().to_string());
-    // Weights are uploaded before the first step and never written again.
-    let mut loader = Loader::new(context, registry.clone()).early_launch(EarlyLaunch::WhereKernelsWait);
+    let mut loader = Loader::new(context, registry.clone()).early_launch(early_launch(options.decode_launch));
     let mut binder = Binder {
         requests: Requests::new(config, &model, &sizes, &registry)?,
         plans: Plans::new(&mut loader),
@@ -205,6 +204,17 @@ fn fit(
     let memory = MemorySizes::new(config, &sizes, workspace);
     memory.plan(config, &sizes, weights, sizes.pool_pages).check(free)?;
     Ok(Fit { limits, sizes, memory })
+}
+
+/// What kernels may read before those ahead have ended. Weights are uploaded before the first step and never written again.
+fn early_launch(launch: DecodeLaunch) -> EarlyLaunch {
+    match launch {
+        // A step's tables and copied pages are there before its graph begins, and of what a row attends to, the graph writes
+        // the row's own token alone: the page that a row writes to is in no other row of the step.
+        DecodeLaunch::Graph => EarlyLaunch::KeysSettled,
+        // Nothing keeps a kernel from beginning beside the append of the step before.
+        DecodeLaunch::Eager => EarlyLaunch::WhereKernelsWait,
+    }
 }
 
 fn registry(context: &Context, source: &ArtifactSource) -> Result<Registry, CudaLoadError> {

@@ -577,7 +577,7 @@ mod tests {
         assert_eq!(any(2, 1, 4096), (None, "cluster_8".to_owned()));
         assert_eq!(any(16, 1, 32_768), (None, "cluster_8".to_owned()));
         assert_eq!(any(2, 2, 32_768), (None, "cluster_8".to_owned()));
-        assert_eq!(any(2, 32, 32_768), (None, "cluster_2".to_owned()));
+        assert_eq!(any(2, 32, 32_768), (None, "cluster_2_deep".to_owned()));
         assert_eq!(any(2, 64, 32_768), (None, "cluster_2".to_owned()));
         assert_eq!(attention(2, 1, 32_768, Reach::Short), (None, "cluster_8".to_owned()));
     }

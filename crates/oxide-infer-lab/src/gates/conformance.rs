@@ -13,8 +13,9 @@ use crate::record::Finding;
 use anyhow::{Result, anyhow, ensure};
 use oxide_infer::Contract;
 use oxide_infer::conformance::{self, Report};
-use oxide_infer_cuda::artifact::{Artifact, Registry};
-use oxide_infer_cuda::runtime::Context;
+use oxide_infer_cuda::artifact::manifest::Parameter;
+use oxide_infer_cuda::artifact::{Artifact, Manifest, Registry};
+use oxide_infer_cuda::runtime::{Context, EarlyLaunch};
 pub(crate) use scope::{Cases, Scope, Shape};
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -88,7 +89,7 @@ fn missed(finding: &mut Finding, artifacts: &[Arc<Artifact>]) {
 #[derive(Clone, Copy, Debug)]
 enum Task {
     /// The contract's cases.
-    Cases(Contract, Choice),
+    Cases(Contract, Choice, EarlyLaunch),
     /// `sampling.record_history`, which the suite has no cases for.
     History,
     /// Slots of `embedding.gather`, which its contract does not have.
@@ -132,16 +133,32 @@ fn every_task(artifact: &Artifact) -> Vec<Task> {
         Some(_) => vec![Choice::Plain],
         None => vec![],
     };
-    let cases = contract.into_iter().flat_map(|c| choices.iter().map(move |&choice| Task::Cases(c, choice)));
+    let launches = launches_of(manifest);
+    let of = |contract| {
+        choices.iter().flat_map(move |&choice| {
+            launches.iter().map(move |&launch| Task::Cases(contract, choice, launch))
+        })
+    };
+    let cases = contract.into_iter().flat_map(of);
     let feeds = manifest.operand("slots").map(|_| Task::Feedback);
     cases.chain(feeds).chain([Task::Binding]).collect()
+}
+
+/// How an artifact's kernels are told to begin: if they can, also before what may be settled is known to be.
+fn launches_of(manifest: &Manifest) -> &'static [EarlyLaunch] {
+    let parameters = || manifest.launches.iter().flat_map(|launch| &launch.parameters);
+    if parameters().any(|parameter| matches!(parameter, Parameter::Settled { .. })) {
+        &[EarlyLaunch::WhereKernelsWait, EarlyLaunch::KeysSettled]
+    } else {
+        &[EarlyLaunch::WhereKernelsWait]
+    }
 }
 
 impl Task {
     /// Whether it is the pass over an artifact where one is enough: with pages shared unevenly, and with no padding.
     fn is_the_one(self) -> bool {
         match self {
-            Self::Cases(_, Choice::Plain | Choice::Splits(3)) | Self::History => true,
+            Self::Cases(_, Choice::Plain | Choice::Splits(3), _) | Self::History => true,
             Self::Cases(..) | Self::Feedback | Self::Binding => false,
         }
     }
@@ -158,8 +175,8 @@ impl Task {
             bench.unwritten = Unwritten::Uninitialized;
         }
         match self {
-            Self::Cases(contract, choice) => {
-                let tile = OxideTile::new(bench, artifact, choice);
+            Self::Cases(contract, choice, launch) => {
+                let tile = OxideTile::new(bench.early_launch(launch), artifact, choice);
                 let tile = match cases {
                     Cases::All => tile,
                     Cases::One => tile.only(Shape::of(artifact.manifest())),

@@ -9,7 +9,10 @@ with 16 keys of every tile, and keeps a maximum, a total and a weighted sum of i
 never for each other; what they have at the end is merged in shared memory.
 
 Blocks that share a sequence are either a cluster, each of which finishes its own columns of the result from what the
-others send it, or as many as the request asks for, whose results a second kernel merges.
+others write to its memory, or as many as the request asks for, whose results a second kernel merges.
+
+A block may begin before the kernel ahead has ended. With `settled` it then reads lengths, tables, and keys and values
+but for the tile that holds a sequence's newest, and waits before that tile and its queries; without, before anything.
 """
 
 from dataclasses import dataclass
@@ -20,12 +23,12 @@ from tilelang.layout import make_swizzled_layout
 from oxide_tile.definition import DefinitionError
 from oxide_tile.expr import Binary, Expr, Name, Number
 from oxide_tile.families.attention import Keys, check_tables
-from oxide_tile.families.common import DTYPE_BYTES, F32, I32, TILE_DTYPES, overlap_predecessor
+from oxide_tile.families.common import DTYPE_BYTES, F32, I32, TILE_DTYPES
 from oxide_tile.families.decode_merge import (
     ALL_CONSUMERS,
     MERGE_LANES,
     MERGE_THREADS,
-    exchange,
+    PUT_PEER,
     finish,
     merge,
     merge_warps,
@@ -155,12 +158,16 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
         status: T.Tensor((1,), I32),
         group_size: T.int32,
         scale: T.float32,
+        settled: T.int32,
     ):
-        with T.Kernel(splits, num_kv_heads, sequences, threads=threads, cluster_dims=cluster) as (
-            share,
-            kv_head,
-            sequence,
-        ):
+        with T.Kernel(
+            splits,
+            num_kv_heads,
+            sequences,
+            threads=threads,
+            cluster_dims=cluster,
+            prelude=PUT_PEER if cluster > 1 else None,
+        ) as (share, kv_head, sequence):
             q_tile = T.alloc_shared((ROWS, head_dim), tile)
             k_tiles = T.alloc_shared((stages, TILE, head_dim), tile)
             v_tiles = T.alloc_shared((stages, TILE, head_dim), tile)
@@ -170,9 +177,7 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
             totals = T.alloc_shared((WARPS, ROWS), F32)
             if cluster > 1:
                 # Of every block a piece of each row: some columns of its sum, its maximum and its total.
-                sent = T.alloc_shared((cluster, ROWS, width + MERGE_LANES), F32)
-                received = T.alloc_shared((cluster, ROWS, width + MERGE_LANES), F32)
-                arrived = T.alloc_cluster_barrier([cluster - 1])
+                pieces = T.alloc_shared((cluster, ROWS, width + MERGE_LANES), F32)
             k_full = T.alloc_barrier([1] * stages)
             v_full = T.alloc_barrier([1] * stages)
             k_free = T.alloc_barrier([WARPS] * stages)
@@ -181,7 +186,15 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
             T.annotate_min_blocks_per_sm(blocks)
             thread = T.get_thread_binding()
 
-            overlap_predecessor()
+            T.pdl_trigger()
+            if cluster > 1:
+                # Others write to this block's memory when all have begun.
+                T.cluster_arrive()
+            if keys.paged:
+                if settled == 0:
+                    T.pdl_sync()
+            else:
+                T.pdl_sync()
             # Variables, because the compiler writes other expressions out at every use.
             length = T.alloc_var(I32, init=kv_len[sequence] if keys.paged else kv_tokens)
             tiles = T.alloc_var(I32, init=tiles_of(length, max_pages, keys))
@@ -195,18 +208,21 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
                         if thread < CONSUMERS + WARP:
                             load_parts(
                                 k_way, CONSUMERS, block_table, sequence, kv_head, length, max_pages, first, count,
-                                stages, keys,
+                                tiles, stages, keys,
                             )  # fmt: skip
                         else:
                             load_parts(
                                 v_way, CONSUMERS + WARP, block_table, sequence, kv_head, length, max_pages, first,
-                                count, stages, keys,
+                                count, tiles, stages, keys,
                             )  # fmt: skip
                     else:
-                        load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, stages, keys)
+                        load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, tiles, stages, keys)
                 else:
                     k_way, v_way = (k, k_tiles, k_full, k_free), (v, v_tiles, v_full, v_free)
                     load_flat(k_way, v_way, kv_head, first, count, stages, keys)
+                if cluster > 1:
+                    T.sync_warp()
+                    T.cluster_wait()
             else:
                 queries = T.alloc_local((head_dim // STEP, LANES), tile)
                 score = T.alloc_local((LANES,), F32)
@@ -214,17 +230,18 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
                 sum_ = T.alloc_local((head_dim // COLUMNS, 4), F32)
                 highest = T.alloc_local((2,), F32)
                 total = T.alloc_local((2,), F32)
-                if count > 0 or not splits_pages:
-                    load_queries(q, q_tile, sequence, kv_head, group_size, head_dim, tile)
-                    T.sync_threads(ALL_CONSUMERS, CONSUMERS)
-                    read_queries(q_tile, queries, head_dim)
                 if keys.paged:
                     if kv_head == 0 and share == 0:
                         # While the first pages are on their way.
                         check_tables(
                             status, block_table, sequence, length, max_pages, num_pages, keys.page_size, CONSUMERS
                         )
+                    # Also where there is no key: who waits for this kernel waits for all that it follows.
+                    T.pdl_sync()
                 if count > 0 or not splits_pages:
+                    load_queries(q, q_tile, sequence, kv_head, group_size, head_dim, tile)
+                    T.sync_threads(ALL_CONSUMERS, CONSUMERS)
+                    read_queries(q_tile, queries, head_dim)
                     begin(sum_, highest, total, head_dim)
                     for step in T.serial(count):
                         stage = step % stages
@@ -240,6 +257,8 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
                     T.sync_threads(ALL_CONSUMERS, CONSUMERS)
                     put_down(sum_, highest, total, sums, peaks, totals, head_dim)
                     T.sync_threads(ALL_CONSUMERS, CONSUMERS)
+                    if cluster > 1:
+                        T.cluster_wait()
                     for turn in T.unroll(ROWS * head_dim // (CONSUMERS * MERGE_LANES)):
                         at = turn * CONSUMERS + thread
                         row = at // (head_dim // MERGE_LANES)
@@ -250,11 +269,7 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
                         if row < group_size:
                             merge_warps(value, ends, sums, peaks, totals, row, column)
                             if cluster > 1:
-                                if column // width == share:
-                                    # This block's own columns need no journey.
-                                    put_piece(value, ends, received, share, row, column % width, width)
-                                else:
-                                    put_piece(value, ends, sent, column // width, row, column % width, width)
+                                put_piece(value, ends, pieces, share, row, column, width)
                             elif splits_pages:
                                 for j in T.vectorized(MERGE_LANES):
                                     partial_output[sequence, query_head, share, column + j] = value[j] / ends[1]
@@ -265,17 +280,13 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
                                     output[sequence, query_head, column + j] = T.cast(
                                         T.if_then_else(count > 0, value[j] / ends[1], 0.0), tile
                                     )
-                    if cluster > 1:
-                        exchange(sent, received, arrived, share, cluster)
             if cluster > 1:
-                # Nothing more is sent to this block, so for all it needs the others may end.
+                # All pieces have arrived, so for all that a block needs the others may end.
                 T.sync_warp()
                 T.cluster_arrive()
-                if thread < CONSUMERS:
-                    finish(output, received, sequence, kv_head, group_size, share, width, tiles)
-                # A block's memory stays until what it sent has left it.
-                T.sync_warp()
                 T.cluster_wait()
+                if thread < CONSUMERS:
+                    finish(output, pieces, sequence, kv_head, group_size, share, width, tiles)
         if splits_pages:
             with T.Kernel(num_q_heads, sequences, threads=MERGE_THREADS) as (head, sequence):
                 merge(

@@ -10,6 +10,15 @@ from oxide_tile.families.decode_parts import COLUMNS, CONSUMERS, ROWS, WARP, WAR
 ALL_CONSUMERS = 1
 # Threads that merge the shares of one row, and the elements that each loads at once.
 MERGE_THREADS, MERGE_LANES = 256, 4
+# Writes four numbers to a place of another block's shared memory.
+PUT_PEER = """
+__device__ __forceinline__ void put_peer(void *at, int block, float a, float b, float c, float d) {
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"((unsigned)__cvta_generic_to_shared(at)), "r"(block));
+  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(there), "f"(a), "f"(b), "f"(c), "f"(d)
+               : "memory");
+}
+"""
 
 
 @T.macro
@@ -52,38 +61,27 @@ def merge_warps(value, ends, sums, peaks, totals, row, column):
 
 
 @T.macro
-def put_piece(value, ends, pieces, place, row, column, width):
-    """Lay out some elements of a row for the block that finishes their columns; each has the row's ends beside them."""
-    for j in T.vectorized(MERGE_LANES):
-        pieces[place, row, column + j] = value[j]
-    if column == 0:
-        for j in T.vectorized(2):
-            pieces[place, row, width + j] = ends[j]
+def put_piece(value, ends, pieces, share, row, column, width):
+    """Write some elements of a row to the block that finishes their columns; each has the row's ends beside them."""
+    other = column // width
+    T.call_extern(
+        "handle", "put_peer", T.access_ptr(pieces[share, row, column % width], "w"), other,
+        value[0], value[1], value[2], value[3],
+    )  # fmt: skip
+    if column % width == 0:
+        T.call_extern(
+            "handle", "put_peer", T.access_ptr(pieces[share, row, width], "w"), other,
+            ends[0], ends[1], T.float32(0), T.float32(0),
+        )  # fmt: skip
 
 
 @T.macro
-def exchange(sent, received, arrived, share, cluster):
-    """Send every other block of the cluster its columns, and wait for those of this one from all."""
-    T.fence_proxy_async()
-    T.sync_threads(ALL_CONSUMERS, CONSUMERS)
-    for other in T.unroll(cluster):
-        if other != share:
-            T.copy_cluster(
-                sent[other, 0:ROWS, 0 : sent.shape[2]],
-                received[share, 0:ROWS, 0 : received.shape[2]],
-                dst_block=other,
-                remote_barrier=arrived[0],
-            )
-    T.barrier_wait(arrived[0], 0)
-
-
-@T.macro
-def finish(output, received, sequence, kv_head, group_size, share, width, tiles):
+def finish(output, pieces, sequence, kv_head, group_size, share, width, tiles):
     """Merge the pieces of all blocks in their order; no key gives zeros.
 
     A block without keys has the lowest maximum, and so no weight beside one that has.
     """
-    cluster = received.shape[0]
+    cluster = pieces.shape[0]
     units = ROWS * width // MERGE_LANES
     for turn in T.unroll(-(-units // CONSUMERS)):
         unit = turn * CONSUMERS + T.get_thread_binding()
@@ -94,7 +92,7 @@ def finish(output, received, sequence, kv_head, group_size, share, width, tiles)
         if row < group_size:
             for other in T.unroll(cluster):
                 for j in T.vectorized(2):
-                    ends[other, j] = received[other, row, width + j]
+                    ends[other, j] = pieces[other, row, width + j]
             highest = T.alloc_var(F32, init=ends[0, 0])
             for other in T.unroll(cluster - 1):
                 highest = T.max(highest, ends[other + 1, 0])
@@ -105,7 +103,7 @@ def finish(output, received, sequence, kv_head, group_size, share, width, tiles)
                 weight = T.alloc_var(F32, init=T.exp2(ends[other, 0] - highest))
                 total += weight * ends[other, 1]
                 for j in T.vectorized(MERGE_LANES):
-                    piece[j] = received[other, row, column + j]
+                    piece[j] = pieces[other, row, column + j]
                 for j in T.unroll(MERGE_LANES):
                     value[j] += weight * piece[j]
             for j in T.vectorized(MERGE_LANES):

@@ -28,7 +28,7 @@ def tiles_of(length, max_pages, keys: Keys):
 
 
 @T.macro
-def load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, stages, keys):
+def load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, tiles, stages, keys):
     """Copy the keys and the values of one page after the other, each into its stage once that is free again.
 
     `k_way` and `v_way` are a pool, the stages, and barriers that say of each whether it is full and whether it is free.
@@ -40,12 +40,13 @@ def load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, stage
         if step % WARP == 0:
             entry = block_table[sequence, first + T.min(step + lane, count - 1)]
         page = T.alloc_var(I32, init=T.shfl_sync(entry, step % WARP))
+        await_newest(first + step, tiles)
         fill(*k_way, (page,), kv_head, step, stages, keys, CONSUMERS)
         fill(*v_way, (page,), kv_head, step, stages, keys, CONSUMERS)
 
 
 @T.macro
-def load_parts(way, first_thread, block_table, sequence, kv_head, length, max_pages, first, count, stages, keys):
+def load_parts(way, first_thread, block_table, sequence, kv_head, length, max_pages, first, count, tiles, stages, keys):
     """As `load_pages`, of tiles of several pages, keys or values alone; the warp begins with thread `first_thread`."""
     lane = T.get_thread_binding() - first_thread
     entry = T.alloc_var(I32, init=0)
@@ -58,7 +59,15 @@ def load_parts(way, first_thread, block_table, sequence, kv_head, length, max_pa
             entry = block_table[sequence, T.min((first + step) * parts + lane, last)]
         for part in T.unroll(parts):
             pages[part] = T.shfl_sync(entry, step % (WARP // parts) * parts + part)
+        await_newest(first + step, tiles)
         fill(*way, tuple(pages[part] for part in range(parts)), kv_head, step, stages, keys, first_thread)
+
+
+@T.macro
+def await_newest(step, tiles):
+    """Before the tile of a sequence's newest key, which the kernel ahead may write, see that it has ended."""
+    if step == tiles - 1:
+        T.pdl_sync()
 
 
 @T.macro

@@ -54,7 +54,7 @@ pub enum CheckError {
     UnusedOperand(String),
     #[error("{place} names attribute {attribute}, which is not declared as {element}")]
     UnknownAttribute { place: String, attribute: String, element: Element },
-    #[error("{place}: a scalar of {element} cannot hold a dimension")]
+    #[error("{place}: {element} cannot hold the number that is passed there")]
     ScalarElement { place: String, element: Element },
     #[error("there is no launch")]
     NoLaunch,
@@ -188,7 +188,7 @@ fn check_operand(manifest: &Manifest, operand: &Operand) -> Result<(), CheckErro
         manifest.launches.iter().flat_map(|launch| &launch.parameters).any(|parameter| match parameter {
             Parameter::Pointer { operand: name, .. } => *name == operand.name,
             Parameter::TensorMap(map) => map.operand == operand.name,
-            Parameter::Scalar { .. } | Parameter::Attribute { .. } => false,
+            Parameter::Scalar { .. } | Parameter::Attribute { .. } | Parameter::Settled { .. } => false,
         });
     if passed { Ok(()) } else { Err(CheckError::UnusedOperand(operand.name.clone())) }
 }
@@ -222,7 +222,8 @@ fn check_parameter(manifest: &Manifest, place: &str, parameter: &Parameter) -> R
         Parameter::Scalar { element: Element::I32 | Element::U32 | Element::I64 | Element::U64, value } => {
             check_expr(manifest, place, value)
         }
-        Parameter::Scalar { element, .. } => {
+        Parameter::Settled { element: Element::I32 } => Ok(()),
+        Parameter::Scalar { element, .. } | Parameter::Settled { element } => {
             Err(CheckError::ScalarElement { place: place.to_owned(), element: *element })
         }
         Parameter::Attribute { attribute, element }

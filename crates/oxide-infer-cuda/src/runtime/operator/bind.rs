@@ -8,6 +8,10 @@ use crate::runtime::kernel::{Access, Argument, BoundLaunch, Kernel};
 use crate::runtime::memory::Span;
 use oxide_infer::DType;
 
+/// An `i32`, as it lies in memory.
+const FALSE: [u8; 4] = 0i32.to_le_bytes();
+const TRUE: [u8; 4] = 1i32.to_le_bytes();
+
 /// Binds one plan to one set of operands.
 pub(super) struct Binder<'a> {
     pub(super) plan: &'a OperatorPlan,
@@ -48,10 +52,14 @@ impl<'a> Binder<'a> {
             shared_bytes: launch.launch.dynamic_shared_memory,
             cluster: launch.launch.cluster,
             serialization: match self.plan.early_launch {
-                EarlyLaunch::WhereKernelsWait if launch.launch.programmatic_stream_serialization => {
+                EarlyLaunch::WhereKernelsWait | EarlyLaunch::KeysSettled
+                    if launch.launch.programmatic_stream_serialization =>
+                {
                     Serialization::Programmatic
                 }
-                EarlyLaunch::WhereKernelsWait | EarlyLaunch::Never => Serialization::Full,
+                EarlyLaunch::WhereKernelsWait | EarlyLaunch::KeysSettled | EarlyLaunch::Never => {
+                    Serialization::Full
+                }
             },
         };
         // SAFETY: kernel and parameters are of one verified manifest, whose parameter sizes match the machine code; every
@@ -60,13 +68,17 @@ impl<'a> Binder<'a> {
             .map_err(|source| BindError::Kernel { operator: self.manifest.name.clone(), source })
     }
 
-    fn argument(&self, parameter: &'a ResolvedParameter<'a>) -> Result<Argument<'a>, BindError> {
+    pub(super) fn argument(&self, parameter: &'a ResolvedParameter<'a>) -> Result<Argument<'a>, BindError> {
         Ok(match parameter {
             ResolvedParameter::Pointer(operand) if operand.role == Role::Status => {
                 Argument::Status(self.operands.status.ok_or_else(|| self.missing(&operand.name))?)
             }
             ResolvedParameter::Pointer(operand) => Argument::Region(self.span(operand)?, access(operand)),
             ResolvedParameter::Scalar(bytes) => Argument::Number(bytes),
+            ResolvedParameter::Settled => Argument::Number(match self.plan.early_launch {
+                EarlyLaunch::KeysSettled => &TRUE,
+                EarlyLaunch::WhereKernelsWait | EarlyLaunch::Never => &FALSE,
+            }),
             ResolvedParameter::Attribute(name, _) => {
                 Argument::F32(*self.operands.attributes.get(name).ok_or_else(|| self.missing(name))?)
             }

@@ -1,10 +1,11 @@
 use super::bind::tensor_map_type;
 use super::*;
 use crate::artifact::manifest::{Element, Fill, Interleave, L2Promotion, Swizzle};
-use crate::artifact::{SelectError, Target};
+use crate::artifact::{ResolvedParameter, SelectError, Target};
 use crate::driver::Serialization;
 use crate::driver::simulated::SimulatedDriver;
 use crate::runtime::KernelError;
+use crate::runtime::kernel::Argument;
 use half::bf16;
 
 const HIDDEN: usize = 1536;
@@ -79,6 +80,31 @@ fn an_operator_is_planned_bound_and_enqueued_from_its_manifest_alone() {
     scope.finish().unwrap().wait().unwrap();
     assert_eq!(driver.launches(), 1);
     assert!(driver.violations().is_empty());
+}
+
+#[test]
+fn decode_reads_keys_early_only_where_the_loader_promises_that_they_are_settled() {
+    let Bench { context, registry, .. } = bench();
+    let artifact = registry.artifact("paged_decode.bf16.128.whole.cluster_8").unwrap();
+    let dimensions = [("batch", 8), ("num_q_heads", 12), ("num_kv_heads", 2), ("head_dim", 128)];
+    let pages = [("page_size", 64), ("num_pages", 90), ("max_pages", 10)];
+    let dimensions: Dimensions =
+        dimensions.into_iter().chain(pages).map(|(name, size)| (name.to_owned(), size)).collect();
+    let told = |early_launch| {
+        let mut loader = Loader::new(&context, registry.clone()).early_launch(early_launch);
+        let plan = loader.plan_artifact(artifact.clone(), dimensions.clone()).unwrap();
+        let operands = Operands::new();
+        let binder = Binder { plan: &plan, manifest: artifact.manifest(), operands: &operands };
+        let launches = artifact.manifest().resolve(&dimensions).unwrap();
+        let mut settled = launches[0].parameters.iter().filter(|p| matches!(p, ResolvedParameter::Settled));
+        match binder.argument(settled.next().unwrap()).unwrap() {
+            Argument::Number(bytes) => i32::from_le_bytes(bytes.try_into().unwrap()),
+            _ => panic!("a number says whether keys are settled"),
+        }
+    };
+    assert_eq!(told(EarlyLaunch::Never), 0);
+    assert_eq!(told(EarlyLaunch::WhereKernelsWait), 0);
+    assert_eq!(told(EarlyLaunch::KeysSettled), 1);
 }
 
 #[test]

@@ -129,8 +129,8 @@ fn found(name: &str, emulated: Emulated) -> Found {
         let mut bench = Bench::new(&context, &registry).unwrap();
         bench.emulated = Some(emulated);
         let one = match task {
-            Task::Cases(contract, choice) => {
-                contract_cases(OxideTile::new(bench, artifact, choice), contract)
+            Task::Cases(contract, choice, launch) => {
+                contract_cases(OxideTile::new(bench.early_launch(launch), artifact, choice), contract)
             }
             Task::History => history::run(bench, artifact, Cases::All).unwrap(),
             Task::Feedback => feedback::run(bench, artifact).unwrap(),
