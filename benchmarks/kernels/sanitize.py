@@ -29,11 +29,11 @@ GROUPS = {
     "attention": ("paged_decode", "single_decode"),
     "prefill": ("paged_prefill", "ragged_prefill"),
     "caches": ("rope_append", "paged_append", "rope.", "swiglu.bf16.th", "swiglu.f", "gather", "record_history"),
-    "sampling": ("argmax", "sample", "log_probabilities"),
+    "sampling": ("argmax", "sample", "log_probabilities", "candidates", "pick."),
     "norms": ("rms_norm",),
-    "products": ("dense.",),
-    "small products": ("dense_small.", "gemv"),
-    "chained products": ("weighted.", "scaled_", "scaled."),
+    "products": ("dense.", "dense_clustered."),
+    "small products": ("dense_small.", "dense_streamed.", "gemv"),
+    "chained products": ("weighted.", "scaled_", "scaled.", "projected."),
 }
 ERROR_EXIT = 86
 # `ERROR SUMMARY: 3 errors`, `RACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)`
@@ -144,8 +144,9 @@ def main() -> int:
     parser.add_argument("--sanitizer", default="compute-sanitizer")
     parser.add_argument("--provider", choices=tuple(PROVIDERS), default="oxide_tile", help="whose artifacts")
     parser.add_argument("--tool", choices=TOOLS, action="append", help="only this tool (repeatable)")
-    parser.add_argument("--group", choices=tuple(GROUPS), action="append", help="only this group (repeatable)")
-    parser.add_argument("--only", action="append", help="only artifacts whose name contains this (repeatable)")
+    some = parser.add_mutually_exclusive_group()
+    some.add_argument("--group", choices=tuple(GROUPS), action="append", help="only this group (repeatable)")
+    some.add_argument("--only", action="append", help="only artifacts whose name contains this (repeatable)")
     parser.add_argument(
         "--artifacts", type=Path, help="artifacts of this folder, not those that the lab was built with"
     )
@@ -163,8 +164,8 @@ def main() -> int:
     chosen = [part for parts in groups.values() for part in parts]
     # Without a choice of groups all are wanted, so that one in no group is missed.
     hashes = cubins(options.artifacts or ARTIFACTS / PROVIDERS[options.provider])
-    some = options.group or options.only
-    admitted = {name for name in hashes if not some or any(part in name for part in chosen)}
+    all_are_wanted = not (options.group or options.only)
+    admitted = {name for name in hashes if all_are_wanted or any(part in name for part in chosen)}
     began = time.monotonic()
     record = {
         "schema": 1,

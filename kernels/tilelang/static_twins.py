@@ -25,6 +25,8 @@ from oxide_tile.profile import Job, Profile, Rule, load
 PROFILE = "sm_90a"
 # The products of a layer of Qwen2.5-1.5B: epilogue, n and k.
 PRODUCTS = (("bias", 2048, 1536), ("residual", 1536, 1536), ("swiglu", 8960, 1536), ("residual", 1536, 8960))
+# All that have an artifact with one of those epilogues.
+PRODUCT_FAMILIES = ("gemm", "prefill_gemm", "joint_gemm", "clustered_gemm")
 ROWS = (1, 16, 256, 4096)
 HIDDEN_SIZE, NUM_Q_HEADS, NUM_KV_HEADS = 1536, 12, 2
 
@@ -72,9 +74,7 @@ def product_job(profile: Profile, epilogue: str, shape: Mapping[str, int]) -> Jo
     """The artifact that serves a product with an epilogue, of bf16."""
     variant = {"dtype": "bf16", "epilogue": epilogue}
     jobs = [
-        job
-        for job in profile.jobs
-        if job.family in ("gemm", "prefill_gemm", "joint_gemm") and variant.items() <= dict(job.variant).items()
+        job for job in profile.jobs if job.family in PRODUCT_FAMILIES and variant.items() <= dict(job.variant).items()
     ]
     properties = build.define(jobs[0]).properties
     (rule,) = (rule for rule in profile.rules if matches(rule, "gemm.dense", properties, shape))

@@ -9,7 +9,7 @@ mod tokens;
 
 use crate::call::{Bench, Call, Outcome, failed};
 use crate::gates::Shape;
-pub(crate) use chained::ScaledProducts;
+pub(crate) use chained::{BegunNorm, ScaledProducts};
 use judged::{Judged, agrees, is_padding};
 pub(crate) use norms::NormedReference;
 use oxide_infer::activation::swiglu;
@@ -222,6 +222,9 @@ impl Operators for OxideTile {
         let (mut slots, mut last_tokens) = (vec![-1_i32; tokens], vec![u32::MAX; tokens + 3]);
         if feeds {
             asked = with(asked.property("feedback", "present"), &[("max_sequences", last_tokens.len())]);
+            if self.has("norm", "weighted") {
+                asked = asked.property("norm", "weighted");
+            }
             for token in (1..tokens).step_by(2) {
                 let slot = last_tokens.len() - 1 - token;
                 (slots[token], last_tokens[slot]) = (slot as i32, ids[token]);
@@ -235,6 +238,9 @@ impl Operators for OxideTile {
             call.read_list("last_tokens", &last_tokens);
         }
         call.read_float("table", &dense_only("table", &operands.table)?)?;
+        if self.has("norm", "weighted") {
+            return chained::gathered(self, call, judged, operands.output);
+        }
         call.write_float("output", operands.output)?;
         self.run_judged(call, judged)
     }

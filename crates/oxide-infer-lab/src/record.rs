@@ -132,7 +132,9 @@ impl Record {
         let opened = OpenOptions::new().append(true).create(true).open(path);
         opened.with_context(|| format!("the record cannot be written to {}", path.display()))?;
         if is_new {
-            std::fs::remove_file(path).with_context(|| format!("removing {}", path.display()))?;
+            // Of a link to nothing, what it leads to.
+            let made = path.canonicalize().and_then(std::fs::remove_file);
+            made.with_context(|| format!("removing {}", path.display()))?;
         }
         Ok(())
     }
@@ -194,6 +196,10 @@ mod tests {
         std::fs::write(&path, "an older record").unwrap();
         Record::check_path(&path).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "an older record");
+        let (link, target) = (dir.path().join("link"), dir.path().join("target"));
+        std::os::unix::fs::symlink(&target, &link).unwrap();
+        Record::check_path(&link).unwrap();
+        assert!(link.is_symlink() && !target.exists());
         for bad in [dir.path().to_owned(), dir.path().join("none/record.json"), path.join("record.json")] {
             let error = Record::check_path(&bad).unwrap_err().to_string();
             assert_eq!(error, format!("the record cannot be written to {}", bad.display()));

@@ -217,6 +217,7 @@ BAD_SECOND = [
 ]
 BAD_INPUTS = {
     "embedding.gather": [("token past the vocabulary", bad_token, (1,))],
+    "embedding.gather_weighted": [("token past the vocabulary", bad_token, (1,))],
     "history.record_history": [("entry out of range", bad_entry, (1,)), ("no kind", bad_kind, (1,))],
     "kv_cache.rope_append": [
         ("page outside the pool", bad_page, (3,)),

@@ -27,7 +27,16 @@ def gather(artifact: Artifact, shape: Shape) -> Case:
         taken = torch.where(slots < 0, ids, last_tokens[slots.clamp(min=0).long()])
         # An id that is not used may be anything.
         inputs |= {"slots": slots, "last_tokens": last_tokens, "ids": torch.where(slots < 0, ids, -1)}
-    return Case(inputs, {"output": table[taken.long()]}, exact=("output",))
+    rows = table[taken.long()]
+    if "weighted" not in artifact.operands:
+        return Case(inputs, {"output": rows}, exact=("output",))
+    inputs["norm_weight"] = randn(shape["hidden_size"], dtype=table.dtype)
+    expected = {
+        "output": rows,
+        "weighted": (rows.float() * inputs["norm_weight"].float()).to(table.dtype),
+        "squares": rows.float().square().unflatten(-1, (-1, 8)).sum(-1),
+    }
+    return Case(inputs, expected, exact=("output", "weighted"))
 
 
 def norm(artifact: Artifact, shape: Shape) -> Case:
@@ -283,9 +292,11 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "embedding.gather": gather,
+    "embedding.gather_weighted": gather,
     "normalization.rms_norm": norm,
     "normalization.add_rms_norm": norm,
     "gemm.dense_small": product,
+    "streamed_gemm.dense_streamed": product,
     "prefill_gemm.dense": product,
     "joint_gemm.dense": product,
     "clustered_gemm.dense_clustered": product,
@@ -306,6 +317,8 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "position.rope": rope,
     "activation.swiglu": gate,
     "sampling.argmax": tokens.choose,
+    "greedy_head.candidates": tokens.candidates,
+    "greedy_head.pick": tokens.pick,
     "sample.sample": sampling.sample,
     "log_probabilities.log_probabilities": tokens.log_probabilities,
     "history.record_history": tokens.record_history,

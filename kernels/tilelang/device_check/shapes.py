@@ -46,12 +46,14 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
     """Shapes to check an artifact with: odd sizes, page boundaries, one row and many."""
     yield from {
         "embedding.gather": gather,
+        "embedding.gather_weighted": gather,
         "normalization.rms_norm": rows_of_norm,
         "normalization.add_rms_norm": rows_of_norm,
         "gemm.dense_small": products,
         "prefill_gemm.dense": products,
         "joint_gemm.dense": products,
         "clustered_gemm.dense_clustered": products,
+        "streamed_gemm.dense_streamed": streamed_products,
         "chained_gemm.weighted": products,
         "chained_gemm.scaled_swiglu": scaled_products,
         "chained_gemm.scaled_projected": scaled_projections,
@@ -69,6 +71,8 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "position.rope": ropes,
         "activation.swiglu": gates,
         "sampling.argmax": choices,
+        "greedy_head.candidates": candidates,
+        "greedy_head.pick": picks,
         "sample.sample": samples,
         "log_probabilities.log_probabilities": log_probabilities,
         "history.record_history": histories,
@@ -108,6 +112,13 @@ def products(artifact: Artifact) -> Iterator[Shape]:
         (17 * tile + 5, 2056, 136),
     ):
         yield {"m": m, "n": n, "k": k}
+
+
+def streamed_products(artifact: Artifact) -> Iterator[Shape]:
+    """As `products`, and several tiles for each block, with one span of k for each warp and with several."""
+    yield from products(artifact)
+    for n, k in ((17_920, 1536), (9000, 4104), (6472, 200)):
+        yield {"m": artifact.schedule["block_m"] - 1, "n": n, "k": k}
 
 
 def scaled_products(artifact: Artifact) -> Iterator[Shape]:
@@ -265,6 +276,26 @@ def choices(_artifact: Artifact) -> Iterator[Shape]:
     """Vocabularies around a chunk and of real models."""
     for rows, vocab_size in ((1, 151_936), (256, 49_152), (30, 4097), (5, 1), (2, 4096)):
         yield {"rows": rows, "vocab_size": vocab_size, "max_sequences": 300}
+
+
+def candidates(artifact: Artifact) -> Iterator[Shape]:
+    """Rows up to a tile's, vocabularies around one and of real models, a hidden size of one load and of many slices."""
+    most, columns = artifact.schedule["block_m"], artifact.variant["tile_tokens"]
+    for rows, vocab_size, hidden_size in (
+        (1, 1, 8),
+        (most - 1, columns, 72),
+        (31, columns + 1, 1536),
+        (most, 1000, 4104),
+        (most // 2 + 1, 49_152, 576),
+        (most, 151_936, 1536),
+    ):
+        yield {"rows": rows, "vocab_size": vocab_size, "hidden_size": hidden_size}
+
+
+def picks(_artifact: Artifact) -> Iterator[Shape]:
+    """One candidate, around a block's threads, and the tiles of real vocabularies."""
+    for rows, candidates in ((1, 792), (256, 792), (30, 257), (5, 1), (21, 256)):
+        yield {"rows": rows, "candidates": candidates, "max_sequences": 300}
 
 
 def samples(_artifact: Artifact) -> Iterator[Shape]:

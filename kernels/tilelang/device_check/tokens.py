@@ -48,6 +48,53 @@ def choose(_artifact: Artifact, shape: Shape) -> Case:
     )
 
 
+def candidates(artifact: Artifact, shape: Shape) -> Case:
+    """Small integers, whose sums are exact and often equal; a row of minus infinity, and one with infinity once.
+
+    Of a tile of nothing but minus infinity the token may be any.
+    """
+    rows, vocab_size, columns = shape["rows"], shape["vocab_size"], artifact.variant["tile_tokens"]
+    rows_in, weight = (randint(-2, 3, (n, shape["hidden_size"])).bfloat16() for n in (rows, vocab_size))
+    # The second input is nothing but in one row, where it is too much for one token.
+    weight[:, 0], weight[:, 1], rows_in[:, 1] = 1.0, 0.0, 0.0
+    weight[vocab_size // 2, 1] = 2.0**100
+    for row, at, spoilt in ((4, 0, -INFINITY), (13, 1, 2.0**100)):
+        if row < rows:
+            rows_in[row, at] = spoilt
+    tiles = -(-vocab_size // columns)
+    logits = torch.full((rows, tiles * columns), -INFINITY, dtype=torch.float32, device="cuda")
+    logits[:, :vocab_size] = (rows_in.double() @ weight.double().t()).float()
+    logits = logits.view(rows, tiles, columns)
+    best = logits.amax(2)
+    first = torch.arange(tiles, device="cuda") * columns + (logits == best[..., None]).int().argmax(2)
+    expected = {"best_logits": best, "best_tokens": first.int()}
+
+    def forgive(name: str, found: torch.Tensor) -> torch.Tensor:
+        """A token that may be any is taken over."""
+        return expected[name] if name == "best_logits" else torch.where(best > -INFINITY, expected[name], found)
+
+    return Case({"input": rows_in, "weight": weight}, expected, exact=tuple(expected), forgive=forgive)
+
+
+def pick(artifact: Artifact, shape: Shape) -> Case:
+    """Candidates with ties for the first place in any order of tokens, rows that fail, rows that pad."""
+    rows, candidates = shape["rows"], shape["candidates"]
+    case = choose(artifact, {**shape, "vocab_size": candidates})
+    of_place = (torch.randperm(candidates, device="cuda") * 3 + 1).int()
+    logits, row_ints = case.inputs["logits"], case.inputs["row_ints"]
+    best = logits == logits.amax(1, keepdim=True)
+    tokens = torch.where(best, of_place, 2**31 - 1).amin(1).int()
+    chosen = (case.expected["row_status"] == 0) & (row_ints[:, SLOT] != NO_SLOT)
+    tokens = torch.where(chosen, tokens, 0)
+    last_tokens, untouched = written(shape, row_ints[:, SLOT], tokens)
+    return Case(
+        {"best_logits": logits, "best_tokens": of_place.expand(rows, -1).contiguous(), "row_ints": row_ints},
+        {**case.expected, "tokens": tokens, "last_tokens": last_tokens},
+        untouched={"last_tokens": untouched},
+        exact=case.exact,
+    )
+
+
 def written(shape: Shape, slots: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`last_tokens` after a launch, and which of its places must be left alone."""
     last_tokens = torch.zeros(shape["max_sequences"], dtype=torch.int32, device="cuda")

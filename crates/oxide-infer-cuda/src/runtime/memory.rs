@@ -402,6 +402,23 @@ impl<T: Element> PinnedMemory<T> {
         Ok(())
     }
 
+    /// The same memory as an operand of kernels, which reach it over the bus. It keeps this memory.
+    ///
+    /// # Errors
+    ///
+    /// None that a caller can bring about: an allocation begins at a multiple of every element's size.
+    pub fn region(&self) -> Result<Region<T>, RegionError> {
+        // SAFETY: pinned memory has one address on host and device, and the clone keeps it until it is dropped.
+        let memory = unsafe {
+            DeviceMemory::external(&self.inner.context, self.device_ptr(), self.bytes(), self.clone())
+        };
+        memory.region(0, self.len)
+    }
+
+    fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
     /// Its address as the device sees it.
     pub(crate) fn device_ptr(&self) -> DevicePtr {
         DevicePtr(self.ptr() as u64)

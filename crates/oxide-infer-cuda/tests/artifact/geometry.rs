@@ -359,6 +359,25 @@ fn a_vocabulary_is_cut_into_chunks() {
 }
 
 #[test]
+fn a_vocabulary_is_cut_into_tiles_of_all_rows_and_their_best_are_as_many_candidates() {
+    for (rows, most) in [(1, 64), (64, 64), (65, 128), (160, 192), (193, 256), (256, 256)] {
+        let head = artifact(&format!("candidates.bf16.192.rows{most}"));
+        let values = [("rows", rows), ("vocab_size", 151_936), ("hidden_size", 1536)];
+        let request = Request::new("sampling.candidates", 1).property("tile", 192).property("logits", "f32");
+        let request = request.property("input", "bf16").property("weight", "bf16");
+        let request = values.iter().fold(request, |request, (name, value)| request.dimension(name, *value));
+        assert_eq!(REGISTRY.select(&request).unwrap().manifest().name, head.manifest().name);
+        // 792 tiles, which a block for each multiprocessor takes in 6 turns.
+        assert_eq!(resolve(head, &values)[0].grid, [132, 1, 1]);
+        assert_eq!(bytes(head, "best_logits", &values), rows * 792 * 4);
+        let pick = artifact("pick.threads_256");
+        let values = [("rows", rows), ("candidates", 792), ("max_sequences", 300)];
+        assert_eq!(resolve(pick, &values)[0].grid, [u32::try_from(rows).unwrap(), 1, 1]);
+        assert_eq!(bytes(pick, "best_tokens", &values), bytes(pick, "best_logits", &values));
+    }
+}
+
+#[test]
 fn few_rows_are_sampled_by_clusters_and_many_by_a_block_each() {
     for (rows, name, blocks) in [(4, "sample.cluster_8", 8), (33, "sample.single", 1)] {
         let values = [
@@ -389,6 +408,17 @@ fn a_gather_takes_one_block_a_row() {
 }
 
 #[test]
+fn a_streamed_product_has_as_many_blocks_as_stay_but_no_more_than_tiles() {
+    let product = artifact("dense_streamed.bf16.m8_w6_s2");
+    // 1,120 tiles of 16 rows, of which two blocks for each of 132 multiprocessors take 4 or 5 in turn.
+    let launches = resolve(product, &[("m", 8), ("n", 17_920), ("k", 1536)]);
+    assert_eq!((launches[0].grid, launches[0].launch.block), ([264, 1, 1], [7 * 32, 1, 1]));
+    // 12 tiles and a part of one, and a second block for the ninth token.
+    let few = resolve(product, &[("m", 9), ("n", 200), ("k", 1032)]);
+    assert_eq!(few[0].grid, [13, 2, 1]);
+}
+
+#[test]
 fn values_outside_domain_or_machine_are_refused() {
     let product = artifact("dense.bf16.bf16.none.tile_128x256").manifest();
     let error = product.resolve(&dimensions(&[("m", 1), ("n", 1541), ("k", 8)])).unwrap_err();
@@ -406,7 +436,8 @@ fn values_outside_domain_or_machine_are_refused() {
 }
 
 /// Parts of `sampling.sample` that a device runs as operators of their own.
-const PARTS: [(&str, u32); 2] = [("sampling.log_probabilities", 1), ("sampling.record_history", 1)];
+const PARTS: [(&str, u32); 3] =
+    [("sampling.candidates", 1), ("sampling.log_probabilities", 1), ("sampling.record_history", 1)];
 
 #[test]
 fn every_artifact_is_of_a_contract_that_there_is() {

@@ -3,6 +3,7 @@
 mod fused;
 
 use super::classes::{DecodeClass, StepClass};
+use super::fuse::{Embedding, Step};
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::{Activation, CudaOperator, HeadNorms, Norm, Residual};
 use super::memory::DeviceBuffers;
@@ -77,10 +78,38 @@ impl Sequence {
 /// A step's body in one class.
 pub(super) struct BoundBody {
     pub(super) layout: BodyLayout,
-    /// From token ids to the residual stream; of a decode step to logits.
+    /// From token ids to the residual stream.
     pub(super) operators: Sequence,
     /// Those operators as one launch; decode steps have it, unless they are to be launched one by one.
     pub(super) graph: Option<Graph>,
+}
+
+/// A decode step in one class, for one ring of steps in flight.
+pub(super) struct BoundDecode {
+    pub(super) body: BoundBody,
+    /// Where the tables of its draws lie, after those of its body.
+    pub(super) draws: HeadInputLayout,
+    pub(super) outputs: HeadOutputLayout,
+    /// From what the body leaves to logits.
+    pub(super) logits: Sequence,
+    /// From those and the tables to the ring's pinned memory.
+    pub(super) samplers: Samplers,
+    /// From what the body leaves to the same tokens as by logits and the greedy sampler, where that is faster.
+    pub(super) candidates: Option<Sequence>,
+}
+
+impl BoundDecode {
+    /// Words of its tables.
+    pub(super) fn words(&self) -> usize {
+        self.body.layout.words() + self.draws.words()
+    }
+}
+
+/// From logits to tokens.
+pub(super) struct Samplers {
+    /// Of rows that all take their best token.
+    pub(super) greedy: Sequence,
+    pub(super) full: Sequence,
 }
 
 /// What is done with rows whose logits are needed, in one class.
@@ -90,8 +119,7 @@ pub(super) struct BoundHead {
     pub(super) outputs: HeadOutputLayout,
     /// Picked rows to logits.
     pub(super) logits: Sequence,
-    pub(super) greedy: Sequence,
-    pub(super) sample: Sequence,
+    pub(super) samplers: Samplers,
     /// Log-probabilities of the tokens that were sampled.
     pub(super) sampled_logprobs: Sequence,
     /// Log-probabilities of the tokens that were given.
@@ -100,7 +128,8 @@ pub(super) struct BoundHead {
 
 impl BoundHead {
     pub(super) fn sequences(&self) -> [&Sequence; 5] {
-        [&self.logits, &self.greedy, &self.sample, &self.sampled_logprobs, &self.given_logprobs]
+        let Samplers { greedy, full } = &self.samplers;
+        [&self.logits, greedy, full, &self.sampled_logprobs, &self.given_logprobs]
     }
 }
 
@@ -116,35 +145,87 @@ pub(super) struct Binder<'a> {
 }
 
 impl Binder<'_> {
-    pub(super) fn body(&mut self, class: StepClass, stream: &Stream) -> Result<BoundBody, PrepareError> {
+    /// A step's body, whose tables are in `words`.
+    pub(super) fn body(
+        &mut self,
+        class: StepClass,
+        step: &Step<'_>,
+        words: &Region<u32>,
+        stream: &Stream,
+    ) -> Result<BoundBody, PrepareError> {
         let layout = BodyLayout::new(class, self.requests.sizes.max_pages());
+        let tables = Tables::new(words, &layout)?;
         let mut operators = Sequence::default();
-        self.embed(class, &layout, &mut operators)?;
-        let step = self.requests.step(class);
+        self.embed(&step.embedding, class, &tables, &mut operators)?;
         for (layer, lowered) in step.layers.iter().enumerate() {
             for operator in lowered {
-                self.layer(operator, layer, class, &layout, &mut operators)?;
+                self.layer(operator, layer, class, &tables, &mut operators)?;
             }
         }
-        let graph = match class {
-            StepClass::Decode(DecodeClass { rows, .. }) => {
-                // Nearly every row of a decode step is sampled: the head reads the residual stream itself.
-                let hidden = self.buffers.hidden()?;
-                match &step.logits {
-                    Some(request) => self.scaled_logits(request, &mut operators)?,
-                    None => {
-                        self.head_norm(rows, &hidden, &mut operators)?;
-                        self.logits(rows, &mut operators)?;
-                    }
-                }
-                match self.decode_launch {
-                    DecodeLaunch::Graph => Some(Graph::capture(stream, |scope| operators.enqueue(scope))?),
-                    DecodeLaunch::Eager => None,
-                }
+        let graph = match (class, self.decode_launch) {
+            (StepClass::Decode(_), DecodeLaunch::Graph) => {
+                Some(Graph::capture(stream, |scope| operators.enqueue(scope))?)
             }
-            StepClass::Mixed { .. } => None,
+            (StepClass::Decode(_), DecodeLaunch::Eager) | (StepClass::Mixed { .. }, _) => None,
         };
         Ok(BoundBody { layout, operators, graph })
+    }
+
+    /// A decode step, whose tables are in `words` and whose tokens go to `drawn`.
+    pub(super) fn decode(
+        &mut self,
+        class: DecodeClass,
+        words: &Region<u32>,
+        drawn: &Region<u32>,
+        stream: &Stream,
+    ) -> Result<BoundDecode, PrepareError> {
+        let step = self.requests.step(StepClass::Decode(class));
+        let body = self.body(StepClass::Decode(class), &step, words, stream)?;
+        let (draws, outputs) = (HeadInputLayout::new(class.rows), HeadOutputLayout::new(class.rows));
+        let start = body.layout.words();
+        let of_draws = words.slice(start..start + draws.words())?;
+        let tables = Draws::new((&of_draws, &draws), (drawn, &outputs))?;
+        let logits = self.decode_logits(class, &step)?;
+        let samplers = self.samplers(class.rows, &tables)?;
+        let candidates = self.candidates(class, &tables)?;
+        Ok(BoundDecode { body, draws, outputs, logits, samplers, candidates })
+    }
+
+    /// Nearly every row of a decode step is sampled: the head reads the residual stream itself.
+    fn decode_logits(&mut self, class: DecodeClass, step: &Step<'_>) -> Result<Sequence, PrepareError> {
+        let mut sequence = Sequence::default();
+        match &step.logits {
+            Some(request) => self.scaled_logits(request, &mut sequence)?,
+            None => {
+                self.head_norm(class.rows, &self.buffers.hidden()?, &mut sequence)?;
+                self.logits(class.rows, &mut sequence)?;
+            }
+        }
+        Ok(sequence)
+    }
+
+    /// Tokens of greedy rows by the best of the tiles of their logits, which are in no memory.
+    fn candidates(&mut self, class: DecodeClass, draws: &Draws) -> Result<Option<Sequence>, PrepareError> {
+        let Some([candidates, best]) = self.requests.candidates(class) else { return Ok(None) };
+        let (buffers, output) = (self.buffers, self.requests.model.head.output);
+        let mut sequence = Sequence::default();
+        self.head_norm(class.rows, &buffers.hidden()?, &mut sequence)?;
+        let weight = self.weight(output.id, output.rows * output.cols)?;
+        let operands = Operands::new()
+            .region("input", &buffers.head_normed)
+            .region("weight", &weight)
+            .region("best_logits", &buffers.best_logits)
+            .region("best_tokens", &buffers.best_tokens);
+        self.bind(&candidates, operands, &mut sequence)?;
+        let operands = Operands::new()
+            .region("best_logits", &buffers.best_logits)
+            .region("best_tokens", &buffers.best_tokens)
+            .region("row_ints", &draws.ints)
+            .region("last_tokens", &buffers.last_tokens)
+            .region("tokens", &draws.tokens)
+            .region("row_status", &draws.row_status);
+        self.bind(&best, operands, &mut sequence)?;
+        Ok(Some(sequence))
     }
 
     pub(super) fn head(&mut self, rows: usize) -> Result<BoundHead, PrepareError> {
@@ -154,17 +235,15 @@ impl Binder<'_> {
         let picked = self.buffers.picked.clone();
         self.head_norm(rows, &picked, &mut logits)?;
         self.logits(rows, &mut logits)?;
-        let mut greedy = Sequence::default();
-        self.sampler(HeadOperator::Greedy, rows, (&inputs, &outputs), &mut greedy)?;
-        let mut sample = Sequence::default();
-        self.sampler(HeadOperator::Sample, rows, (&inputs, &outputs), &mut sample)?;
-        let sampled = self.words(&self.buffers.head_outputs, &outputs.tokens)?;
-        let given = self.words(&self.buffers.head_inputs, &inputs.given)?;
+        let buffers = self.buffers;
+        let draws = Draws::new((&buffers.head_inputs, &inputs), (&buffers.head_outputs, &outputs))?;
+        let samplers = self.samplers(rows, &draws)?;
+        let given = part(&buffers.head_inputs, &inputs.given)?;
         let mut sampled_logprobs = Sequence::default();
-        self.logprobs(rows, &sampled, &outputs, &mut sampled_logprobs)?;
+        self.logprobs(rows, &draws.tokens, &outputs, &mut sampled_logprobs)?;
         let mut given_logprobs = Sequence::default();
         self.logprobs(rows, &given, &outputs, &mut given_logprobs)?;
-        Ok(BoundHead { rows, inputs, outputs, logits, greedy, sample, sampled_logprobs, given_logprobs })
+        Ok(BoundHead { rows, inputs, outputs, logits, samplers, sampled_logprobs, given_logprobs })
     }
 
     pub(super) fn record_history(&mut self) -> Result<Sequence, PrepareError> {
@@ -185,21 +264,32 @@ impl Binder<'_> {
 
     fn embed(
         &mut self,
+        embedding: &Embedding,
         class: StepClass,
-        layout: &BodyLayout,
+        tables: &Tables,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
         let config = self.requests.config;
         let table = self.weight(self.requests.model.embed.id, config.vocab_size * config.hidden_size)?;
-        let (ids, slots) = (self.body_words::<u32>(&layout.ids)?, self.body_words::<i32>(&layout.slots)?);
-        let operands = Operands::new()
-            .region("ids", &ids)
-            .region("slots", &slots)
-            .region("last_tokens", &self.buffers.last_tokens)
+        let norm_weight = match embedding {
+            Embedding::Plain => None,
+            Embedding::Weighted { norm } => Some(self.weight(norm.id, norm.len)?),
+        };
+        let buffers = self.buffers;
+        let mut operands = Operands::new()
+            .region("ids", &tables.ids)
+            .region("slots", &tables.slots)
+            .region("last_tokens", &buffers.last_tokens)
             .region("table", &table)
-            .span("output", self.buffers.activation(Activation::Hidden)?)
+            .span("output", buffers.activation(Activation::Hidden)?)
             .status(self.status);
-        self.bind(&self.requests.embed(class), operands, to)
+        if let Some(norm_weight) = &norm_weight {
+            operands = operands
+                .region("norm_weight", norm_weight)
+                .span("weighted", buffers.activation(Activation::Normed)?)
+                .span("squares", buffers.activation(Activation::Squares)?);
+        }
+        self.bind(&self.requests.embed(embedding, class), operands, to)
     }
 
     fn layer(
@@ -207,7 +297,7 @@ impl Binder<'_> {
         operator: &CudaOperator,
         layer: usize,
         class: StepClass,
-        layout: &BodyLayout,
+        tables: &Tables,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
         let Some(request) = self.requests.layer(operator, class) else {
@@ -253,10 +343,10 @@ impl Binder<'_> {
                 self.bind(&request, operands, to)
             }
             CudaOperator::RopeAppend { head_norms } => {
-                self.rope_append(&request, *head_norms, layer, layout, to)
+                self.rope_append(&request, *head_norms, layer, tables, to)
             }
-            CudaOperator::Attention { .. } => self.attention(&request, layer, class, layout, to),
-            CudaOperator::Fused(fused) => self.fused(&request, fused, layer, layout, to),
+            CudaOperator::Attention { .. } => self.attention(&request, layer, class, tables, to),
+            CudaOperator::Fused(fused) => self.fused(&request, fused, layer, tables, to),
             CudaOperator::Other(_) => unreachable!("it has no request"),
         }
     }
@@ -266,7 +356,7 @@ impl Binder<'_> {
         request: &Request,
         head_norms: Option<HeadNorms>,
         layer: usize,
-        layout: &BodyLayout,
+        tables: &Tables,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
         let norms = head_norms.map(|norms| {
@@ -275,7 +365,7 @@ impl Binder<'_> {
             Ok::<_, PrepareError>((query, key, norms.eps))
         });
         let norms = norms.transpose()?;
-        let (buffers, tables) = (self.buffers, self.tables(layout)?);
+        let buffers = self.buffers;
         let [k_pages, v_pages] = buffers.layer(layer)?;
         let mut operands = Operands::new()
             .span("qkv", buffers.activation(Activation::Projected)?)
@@ -299,10 +389,10 @@ impl Binder<'_> {
         request: &Request,
         layer: usize,
         class: StepClass,
-        layout: &BodyLayout,
+        tables: &Tables,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
-        let (buffers, tables) = (self.buffers, self.tables(layout)?);
+        let buffers = self.buffers;
         let [k_pages, v_pages] = buffers.layer(layer)?;
         let scale = (1.0 / (self.requests.config.head_dim as f64).sqrt()) as f32;
         let mut operands = Operands::new()
@@ -321,7 +411,7 @@ impl Binder<'_> {
     }
 
     fn pick(&mut self, rows: usize, inputs: &HeadInputLayout, to: &mut Sequence) -> Result<(), PrepareError> {
-        let ids = self.words::<u32>(&self.buffers.head_inputs, &inputs.rows)?;
+        let ids = part::<u32>(&self.buffers.head_inputs, &inputs.rows)?;
         let operands = Operands::new()
             .region("ids", &ids)
             .span("table", self.buffers.activation(Activation::Hidden)?)
@@ -351,35 +441,38 @@ impl Binder<'_> {
         self.bind(&self.requests.head(HeadOperator::Logits, rows), operands, to)
     }
 
+    fn samplers(&mut self, rows: usize, draws: &Draws) -> Result<Samplers, PrepareError> {
+        Ok(Samplers {
+            greedy: self.sampler(HeadOperator::Greedy, rows, draws)?,
+            full: self.sampler(HeadOperator::Sample, rows, draws)?,
+        })
+    }
+
     fn sampler(
         &mut self,
         operator: HeadOperator,
         rows: usize,
-        (inputs, outputs): (&HeadInputLayout, &HeadOutputLayout),
-        to: &mut Sequence,
-    ) -> Result<(), PrepareError> {
+        draws: &Draws,
+    ) -> Result<Sequence, PrepareError> {
         let buffers = self.buffers;
-        let ints = self.words::<u32>(&buffers.head_inputs, &inputs.ints)?;
-        let floats = self.words::<f32>(&buffers.head_inputs, &inputs.floats)?;
-        let adjust_start = self.words::<i32>(&buffers.head_inputs, &inputs.adjust_start)?;
-        let tokens = self.words::<u32>(&buffers.head_outputs, &outputs.tokens)?;
-        let row_status = self.words::<i32>(&buffers.head_outputs, &outputs.row_status)?;
         let mut operands = Operands::new()
             .region("logits", &buffers.logits)
-            .region("row_ints", &ints)
+            .region("row_ints", &draws.ints)
             .region("last_tokens", &buffers.last_tokens)
-            .region("tokens", &tokens)
-            .region("row_status", &row_status);
+            .region("tokens", &draws.tokens)
+            .region("row_status", &draws.row_status);
         if operator == HeadOperator::Sample {
             operands = operands
-                .region("row_floats", &floats)
+                .region("row_floats", &draws.floats)
                 .region("masks", &buffers.masks)
-                .region("adjust_start", &adjust_start)
+                .region("adjust_start", &draws.adjust_start)
                 .region("adjust_tokens", &buffers.adjust_tokens)
                 .region("adjust_values", &buffers.adjust_values)
                 .region("history", &buffers.history);
         }
-        self.bind(&self.requests.head(operator, rows), operands, to)
+        let mut sequence = Sequence::default();
+        self.bind(&self.requests.head(operator, rows), operands, &mut sequence)?;
+        Ok(sequence)
     }
 
     fn logprobs(
@@ -390,15 +483,11 @@ impl Binder<'_> {
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
         let memory = &self.buffers.head_outputs;
-        let (chosen, rank) = (
-            self.words::<f32>(memory, &outputs.chosen_logprob)?,
-            self.words::<u32>(memory, &outputs.chosen_rank)?,
-        );
-        let (top_tokens, top_logprobs) = (
-            self.words::<u32>(memory, &outputs.top_tokens)?,
-            self.words::<f32>(memory, &outputs.top_logprobs)?,
-        );
-        let row_status = self.words::<i32>(memory, &outputs.logprob_status)?;
+        let (chosen, rank) =
+            (part::<f32>(memory, &outputs.chosen_logprob)?, part::<u32>(memory, &outputs.chosen_rank)?);
+        let (top_tokens, top_logprobs) =
+            (part::<u32>(memory, &outputs.top_tokens)?, part::<f32>(memory, &outputs.top_logprobs)?);
+        let row_status = part::<i32>(memory, &outputs.logprob_status)?;
         let operands = Operands::new()
             .region("logits", &self.buffers.logits)
             .region("tokens", tokens)
@@ -432,35 +521,58 @@ impl Binder<'_> {
     fn weight(&self, first: WeightId, elements: usize) -> Result<Region<bf16>, RegionError> {
         self.weights.region(&self.buffers.weights, first, elements)
     }
-
-    fn tables(&self, layout: &BodyLayout) -> Result<Tables, RegionError> {
-        Ok(Tables {
-            positions: self.body_words(&layout.positions)?,
-            query_start: self.body_words(&layout.query_start)?,
-            kv_len: self.body_words(&layout.kv_len)?,
-            block_table: self.body_words(&layout.block_table)?,
-        })
-    }
-
-    fn body_words<T: Element>(&self, range: &Range<usize>) -> Result<Region<T>, RegionError> {
-        self.words(&self.buffers.body_inputs, range)
-    }
-
-    /// A part of a table memory, as the type that its words have.
-    fn words<T: Element>(
-        &self,
-        memory: &Region<u32>,
-        range: &Range<usize>,
-    ) -> Result<Region<T>, RegionError> {
-        memory.slice(range.clone())?.cast()
-    }
 }
 
+/// A part of a table memory, as the type that its words have.
+fn part<T: Element>(memory: &Region<u32>, range: &Range<usize>) -> Result<Region<T>, RegionError> {
+    memory.slice(range.clone())?.cast()
+}
+
+/// The tables of a step's body on the device.
 struct Tables {
+    ids: Region<u32>,
+    slots: Region<i32>,
     positions: Region<i32>,
     query_start: Region<i32>,
     kv_len: Region<i32>,
     block_table: Region<i32>,
+}
+
+impl Tables {
+    fn new(words: &Region<u32>, layout: &BodyLayout) -> Result<Self, RegionError> {
+        Ok(Self {
+            ids: part(words, &layout.ids)?,
+            slots: part(words, &layout.slots)?,
+            positions: part(words, &layout.positions)?,
+            query_start: part(words, &layout.query_start)?,
+            kv_len: part(words, &layout.kv_len)?,
+            block_table: part(words, &layout.block_table)?,
+        })
+    }
+}
+
+/// What sampling reads of a chunk's rows, and where its tokens go.
+struct Draws {
+    ints: Region<u32>,
+    floats: Region<f32>,
+    adjust_start: Region<i32>,
+    tokens: Region<u32>,
+    row_status: Region<i32>,
+}
+
+impl Draws {
+    fn new(
+        (inputs, of_inputs): (&Region<u32>, &HeadInputLayout),
+        (outputs, of_outputs): (&Region<u32>, &HeadOutputLayout),
+    ) -> Result<Self, RegionError> {
+        Ok(Self {
+            ints: part(inputs, &of_inputs.ints)?,
+            floats: part(inputs, &of_inputs.floats)?,
+            adjust_start: part(inputs, &of_inputs.adjust_start)?,
+            tokens: part(outputs, &of_outputs.tokens)?,
+            row_status: part(outputs, &of_outputs.row_status)?,
+        })
+    }
 }
 
 /// The cosines and sines of every position, `[max_positions, head_dim / 2, 2]`.

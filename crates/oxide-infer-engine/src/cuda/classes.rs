@@ -87,11 +87,14 @@ impl Classes {
 
     /// Every class of a step.
     pub(super) fn steps(&self) -> impl Iterator<Item = StepClass> {
-        let decode = self.decode.iter().map(|&class| StepClass::Decode(class));
-        let mixed = self.tokens.iter().flat_map(|&tokens| {
+        self.decode.iter().map(|&class| StepClass::Decode(class)).chain(self.mixed())
+    }
+
+    /// Every class of a step that is no decode step.
+    pub(super) fn mixed(&self) -> impl Iterator<Item = StepClass> {
+        self.tokens.iter().flat_map(|&tokens| {
             self.sequences.iter().map(move |&sequences| StepClass::Mixed { tokens, sequences })
-        });
-        decode.chain(mixed)
+        })
     }
 
     /// Index of the first decode class for so many sequences, the longest of which has `kv_len` tokens.

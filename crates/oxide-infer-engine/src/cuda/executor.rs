@@ -1,8 +1,9 @@
-use super::bind::{BoundBody, BoundHead, Sequence};
+use super::bind::{BoundBody, BoundDecode, BoundHead, Sequence};
 use super::body::BodyTables;
 use super::classes::{Classes, StepClass};
 use super::head::{self, Chunk, ChunkReader, ChunkWriter, HeadRow, Sampling};
 use super::history;
+use super::inputs::HeadOutputLayout;
 use super::memory::DeviceBuffers;
 use super::options::STEPS_IN_FLIGHT;
 use super::slots::Slots;
@@ -27,6 +28,8 @@ pub struct CudaExecutor {
     pub(super) record_history: Sequence,
     pub(super) buffers: DeviceBuffers,
     pub(super) stream: Stream,
+    /// What brings the tables of a decode step to the device while the step before it runs.
+    pub(super) copies: Stream,
     pub(super) slots: Slots,
     pub(super) counters: Arc<OperatorCounters>,
     pub(super) num_pools: usize,
@@ -41,8 +44,8 @@ pub struct CudaExecutor {
 
 /// The bodies of every class.
 pub(super) struct Bodies {
-    /// By the index of the decode class.
-    pub(super) decode: Vec<BoundBody>,
+    /// By the index of the decode class, then of the ring.
+    pub(super) decode: Vec<[BoundDecode; STEPS_IN_FLIGHT]>,
     /// By the index of the token class, then of the sequence class.
     pub(super) mixed: Vec<Vec<BoundBody>>,
 }
@@ -57,12 +60,24 @@ pub(super) struct Rings {
 pub(super) struct Ring {
     pub(super) inputs: Staging,
     pub(super) outputs: Staging,
+    /// The tables of a decode step.
+    pub(super) tables: PinnedMemory<u32>,
+    /// What a decode step drew.
+    pub(super) drawn: PinnedMemory<u32>,
 }
 
 /// A step that was submitted.
 pub(super) struct InFlight {
+    /// Of a decode step, that its tables are on the device.
+    copied: Option<Completion>,
     completion: Completion,
     lists: StepLists,
+}
+
+/// What the device brought of one chunk.
+struct Brought {
+    layout: HeadOutputLayout,
+    words: PinnedMemory<u32>,
 }
 
 /// What it takes to read a step's outputs.
@@ -70,8 +85,8 @@ pub(super) struct InFlight {
 pub(super) struct StepLists {
     pub(super) rows: Vec<HeadRow>,
     pub(super) chunks: Vec<Chunk>,
-    /// Of every chunk: its class and what it copied back.
-    outputs: Vec<(usize, PinnedMemory<u32>)>,
+    /// Of every chunk.
+    outputs: Vec<Brought>,
     /// Slot and wanted log-probabilities of every draw, in the order of the batch.
     draws: Vec<(SlotId, Option<u32>)>,
     prompt_lists: usize,
@@ -114,17 +129,18 @@ impl Executor for CudaExecutor {
             scope = self.start(start, scope)?;
         }
         self.copy_pages(batch, &mut scope)?;
-        self.run(batch, scope, &mut lists)
-            .and_then(|scope| scope.finish().map_err(failure))
-            .map(|completion| self.in_flight.push_back(InFlight { completion, lists }))?;
+        let (scope, copied) = self.run(batch, scope, &mut lists)?;
+        let completion = scope.finish().map_err(failure)?;
+        self.in_flight.push_back(InFlight { copied, completion, lists });
         self.rings.next = (self.rings.next + 1) % STEPS_IN_FLIGHT;
         Ok(())
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        let InFlight { completion, lists } =
+        let InFlight { copied, completion, lists } =
             self.in_flight.pop_front().ok_or_else(|| failure("no step is in flight"))?;
         completion.wait().map_err(failure)?;
+        copied.map_or(Ok(()), Completion::wait).map_err(failure)?;
         if let Some(kept) = &mut self.kept {
             kept.note(&lists)?;
         }
@@ -146,9 +162,13 @@ impl CudaExecutor {
 
     /// Operators that are planned over all classes, and the artifacts that compute them.
     pub fn plan_size(&self) -> (usize, usize) {
-        let bodies = self.bodies.decode.iter().chain(self.bodies.mixed.iter().flatten());
-        let heads = self.heads.iter().flat_map(|head| head.sequences()).map(Sequence::len);
-        let operators = bodies.map(|body| body.operators.len()).chain(heads).sum::<usize>();
+        // A class of decodes has the same operators for every ring.
+        let steps = self.bodies.decode.iter().map(|[step, _]| step);
+        let ends = steps.clone().flat_map(|step| [&step.logits].into_iter().chain(&step.candidates));
+        let bodies = steps.map(|step| &step.body).chain(self.bodies.mixed.iter().flatten());
+        let heads = self.heads.iter().flat_map(|head| head.sequences());
+        let sequences = bodies.map(|body| &body.operators).chain(ends).chain(heads);
+        let operators = sequences.map(Sequence::len).sum::<usize>();
         (operators + self.record_history.len(), self.counters.snapshot().count())
     }
 
@@ -251,61 +271,155 @@ impl CudaExecutor {
         Ok(())
     }
 
-    /// Enqueues the body over all tokens and the head over the rows that need logits.
+    /// Enqueues the body over all tokens and the head over the rows that need logits. Of a decode step it also says when
+    /// its tables are on the device.
     fn run(
         &mut self,
         batch: &EngineBatch,
         scope: CommandScope,
         lists: &mut StepLists,
-    ) -> Result<CommandScope, ExecutorError> {
+    ) -> Result<(CommandScope, Option<Completion>), ExecutorError> {
         head::list_rows(batch, &mut lists.rows);
         let most = self.classes.head.last().copied().unwrap_or(1);
         head::cut(&lists.rows, most, batch, &self.slots, &mut lists.chunks).map_err(failure)?;
         lists.draws.extend(batch.samples.iter().map(|target| (target.slot, target.logprobs)));
         lists.prompt_lists = batch.rows.iter().filter(|row| row.prompt_logprobs.is_some()).count();
-        let mut scope = scope;
-        if !batch.tokens.is_empty() {
-            scope = self.body(batch, scope)?;
-        }
+        let (mut scope, mut copied) = (scope, None);
         // A decode step's logits are there, in the order of its rows. Where some of them have no draw the others are picked.
-        let all_draw = lists.rows.len() == batch.rows.len();
-        let has_logits = self.decode_class(batch).is_some() && all_draw && lists.chunks.len() == 1;
-        for chunk in &lists.chunks {
-            let logits = if has_logits { Logits::Present } else { Logits::Absent };
-            let (output, next) = self.chunk(chunk, &lists.rows, batch, logits, scope)?;
-            lists.outputs.push(output);
-            scope = next;
+        let mut logits = Logits::Absent;
+        match self.decode_class(batch) {
+            Some(index) => {
+                let all_draw = lists.rows.len() == batch.rows.len() && lists.chunks.len() == 1;
+                copied = Some(self.decode(index, all_draw, batch, lists, &mut scope)?);
+                if all_draw {
+                    logits = Logits::Present;
+                }
+            }
+            None if batch.tokens.is_empty() => {}
+            None => scope = self.mixed(batch, scope)?,
         }
-        Ok(scope)
+        if lists.outputs.is_empty() {
+            for chunk in &lists.chunks {
+                let (output, next) = self.chunk(chunk, &lists.rows, batch, logits, scope)?;
+                lists.outputs.push(output);
+                scope = next;
+            }
+        }
+        Ok((scope, copied))
     }
 
-    fn body(&mut self, batch: &EngineBatch, scope: CommandScope) -> Result<CommandScope, ExecutorError> {
-        let (tokens, rows) = (batch.tokens.len(), batch.rows.len());
-        let too_many = || failure(format!("{tokens} tokens of {rows} rows are in no class"));
-        let (index, sequences, class) = match self.decode_class(batch) {
-            Some(index) => (index, None, StepClass::Decode(self.classes.decode[index])),
-            None => {
-                let index = Classes::index(&self.classes.tokens, tokens).ok_or_else(too_many)?;
-                let sequences = Classes::index(&self.classes.sequences, rows).ok_or_else(too_many)?;
-                let (tokens, in_class) = (self.classes.tokens[index], self.classes.sequences[sequences]);
-                (index, Some(sequences), StepClass::Mixed { tokens, sequences: in_class })
-            }
+    /// Enqueues a decode step: its body and, if `all_draw`, logits or, where nothing but tokens is asked for, those. Its tables
+    /// come by a stream of their own, while the step before runs, and tokens go to pinned memory as they are drawn: between two
+    /// such steps the device has nothing to copy.
+    fn decode(
+        &self,
+        index: usize,
+        all_draw: bool,
+        batch: &EngineBatch,
+        lists: &mut StepLists,
+        scope: &mut CommandScope,
+    ) -> Result<Completion, ExecutorError> {
+        // The step that used the ring before has been collected, so nothing reads its tables on either side.
+        let (turn, class) = (self.rings.next, self.classes.decode[index]);
+        let (ring, step) = (&self.rings.rings[turn], &self.bodies.decode[index][turn]);
+        self.tables(&step.body, StepClass::Decode(class), &ring.tables).write(batch).map_err(failure)?;
+        let drawn = lists.chunks.first().filter(|chunk| all_draw && chunk.draws_only());
+        let start = step.body.layout.words();
+        if drawn.is_some() {
+            let nothing = ring.tables.slice(0..0).map_err(failure)?;
+            let writer = ChunkWriter {
+                layout: &step.draws,
+                tables: &ring.tables.slice(start..step.words()).map_err(failure)?,
+                adjustments: &nothing,
+                masks: &nothing,
+                mask_words: 0,
+            };
+            writer.write(&lists.rows, class.rows, batch, &self.slots).map_err(failure)?;
+        }
+        let words = if drawn.is_some() { step.words() } else { start };
+        let copied = self.bring(&ring.tables, words, turn)?;
+        copied.before(&self.stream).map_err(failure)?;
+        match &step.body.graph {
+            Some(graph) => graph.replay(scope).map_err(failure)?,
+            None => step.body.operators.enqueue(scope).map_err(failure)?,
+        }
+        step.body.operators.count(&self.counters);
+        // Where some rows have no draw, those that have are picked.
+        if all_draw {
+            self.draw(step, drawn.map(|chunk| chunk.sampling), scope)?;
+        }
+        if drawn.is_some() {
+            lists.outputs.push(Brought { layout: step.outputs.clone(), words: ring.drawn.clone() });
+        }
+        Ok(copied)
+    }
+
+    /// Enqueues a decode step from what its body leaves to the tokens of `drawn` rows, or to logits.
+    fn draw(
+        &self,
+        step: &BoundDecode,
+        drawn: Option<Sampling>,
+        scope: &mut CommandScope,
+    ) -> Result<(), ExecutorError> {
+        // Logits that are kept must be there.
+        let candidates = step.candidates.as_ref().filter(|_| self.kept.is_none());
+        let (head, sampler) = match (drawn, candidates) {
+            (Some(Sampling::Greedy), Some(candidates)) => (candidates, None),
+            (Some(Sampling::Greedy), None) => (&step.logits, Some(&step.samplers.greedy)),
+            (Some(Sampling::None | Sampling::Full), _) => (&step.logits, Some(&step.samplers.full)),
+            (None, _) => (&step.logits, None),
         };
-        let words = self.body_of(index, sequences).layout.words();
-        let mut scope = self.room(words, scope)?;
-        let staged = self.ring().inputs.take(words).map_err(failure)?;
-        let body = self.body_of(index, sequences);
+        [head].into_iter().chain(sampler).try_for_each(|sequence| {
+            sequence.count(&self.counters);
+            sequence.enqueue(scope).map_err(failure)
+        })
+    }
+
+    /// Copies a decode step's tables to the device, beside whatever runs there.
+    fn bring(
+        &self,
+        tables: &PinnedMemory<u32>,
+        words: usize,
+        turn: usize,
+    ) -> Result<Completion, ExecutorError> {
+        let target = self.buffers.step_tables(turn).and_then(|region| region.slice(0..words));
+        let mut scope = CommandScope::new(&self.copies).map_err(failure)?;
+        scope
+            .copy_in(&tables.slice(0..words).map_err(failure)?, &target.map_err(failure)?)
+            .map_err(failure)?;
+        scope.finish().map_err(failure)
+    }
+
+    fn tables<'a>(
+        &self,
+        body: &'a BoundBody,
+        class: StepClass,
+        words: &'a PinnedMemory<u32>,
+    ) -> BodyTables<'a> {
         let null_page = self.limits.num_pages as u32;
         let max_pages = self.limits.max_model_len.div_ceil(self.limits.page_size);
-        BodyTables { layout: &body.layout, words: &staged, class, null_page, max_pages }
-            .write(batch)
-            .map_err(failure)?;
+        BodyTables { layout: &body.layout, words, class, null_page, max_pages }
+    }
+
+    /// Enqueues the body of a step that is no decode step.
+    fn mixed(&mut self, batch: &EngineBatch, scope: CommandScope) -> Result<CommandScope, ExecutorError> {
+        let (tokens, rows) = (batch.tokens.len(), batch.rows.len());
+        let index = Classes::index(&self.classes.tokens, tokens);
+        let Some((index, sequences)) = index.zip(Classes::index(&self.classes.sequences, rows)) else {
+            return Err(failure(format!("{tokens} tokens of {rows} rows are in no class")));
+        };
+        let class = StepClass::Mixed {
+            tokens: self.classes.tokens[index],
+            sequences: self.classes.sequences[sequences],
+        };
+        let words = self.bodies.mixed[index][sequences].layout.words();
+        let mut scope = self.room(words, scope)?;
+        let staged = self.ring().inputs.take(words).map_err(failure)?;
+        let body = &self.bodies.mixed[index][sequences];
+        self.tables(body, class, &staged).write(batch).map_err(failure)?;
         let target = self.buffers.body_inputs.slice(0..words).map_err(failure)?;
         scope.copy_in(&staged, &target).map_err(failure)?;
-        match &body.graph {
-            Some(graph) => graph.replay(&mut scope).map_err(failure)?,
-            None => body.operators.enqueue(&mut scope).map_err(failure)?,
-        }
+        body.operators.enqueue(&mut scope).map_err(failure)?;
         body.operators.count(&self.counters);
         Ok(scope)
     }
@@ -326,13 +440,6 @@ impl CudaExecutor {
         batch.rows.iter().all(decodes).then_some(index)
     }
 
-    fn body_of(&self, index: usize, sequences: Option<usize>) -> &BoundBody {
-        match sequences {
-            None => &self.bodies.decode[index],
-            Some(sequences) => &self.bodies.mixed[index][sequences],
-        }
-    }
-
     /// Enqueues what one chunk of rows needs, and says where its outputs come back.
     fn chunk(
         &mut self,
@@ -341,7 +448,7 @@ impl CudaExecutor {
         batch: &EngineBatch,
         logits: Logits,
         scope: CommandScope,
-    ) -> Result<((usize, PinnedMemory<u32>), CommandScope), ExecutorError> {
+    ) -> Result<(Brought, CommandScope), ExecutorError> {
         let rows = &rows[chunk.rows.clone()];
         let class = Classes::index(&self.classes.head, rows.len())
             .ok_or_else(|| failure(format!("{} rows of logits are in no class", rows.len())))?;
@@ -372,8 +479,8 @@ impl CudaExecutor {
         }
         match chunk.sampling {
             Sampling::None => run(&head.given_logprobs, &mut scope)?,
-            Sampling::Greedy => run(&head.greedy, &mut scope)?,
-            Sampling::Full => run(&head.sample, &mut scope)?,
+            Sampling::Greedy => run(&head.samplers.greedy, &mut scope)?,
+            Sampling::Full => run(&head.samplers.full, &mut scope)?,
         }
         if chunk.logprobs && chunk.sampling != Sampling::None {
             run(&head.sampled_logprobs, &mut scope)?;
@@ -382,7 +489,7 @@ impl CudaExecutor {
         let brought = self.rings.rings[self.rings.next].outputs.take(words).map_err(failure)?;
         let source = self.buffers.head_outputs.slice(0..words).map_err(failure)?;
         scope.copy_out(&source, &brought).map_err(failure)?;
-        Ok(((class, brought), scope))
+        Ok((Brought { layout: head.outputs.clone(), words: brought }, scope))
     }
 
     fn copy_tables(
@@ -414,12 +521,8 @@ impl CudaExecutor {
         output.samples.clear();
         output.prompt_logprobs.clear();
         output.prompt_logprobs.resize_with(lists.prompt_lists, || Ok(Vec::new()));
-        for (chunk, (class, words)) in lists.chunks.iter().zip(&lists.outputs) {
-            let reader = ChunkReader {
-                layout: &self.heads[*class].outputs,
-                words,
-                vocab_size: self.limits.vocab_size,
-            };
+        for (chunk, Brought { layout, words }) in lists.chunks.iter().zip(&lists.outputs) {
+            let reader = ChunkReader { layout, words, vocab_size: self.limits.vocab_size };
             for (index, row) in lists.rows[chunk.rows.clone()].iter().enumerate() {
                 match *row {
                     HeadRow::Draw { target, .. } => {

@@ -21,11 +21,30 @@ use std::borrow::Cow;
 /// The operators of a step in one class.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Step<'a> {
+    pub(super) embedding: Embedding,
     /// Of every layer, in order.
     pub(super) layers: Cow<'a, [Vec<CudaOperator>]>,
     /// What is asked for to make logits of what the last product leaves of the head's norm, at the end of a decode step; if
     /// there is nothing, they are made by the head's two operators.
     pub(super) logits: Option<Request>,
+}
+
+/// What leaves with the residual stream of a step's tokens.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Embedding {
+    /// Nothing.
+    Plain,
+    /// `Normed = Hidden · norm's weight` and `Squares`, as of [`Fused::Weighted`].
+    Weighted { norm: Vector },
+}
+
+/// Who computes the norm before a product.
+#[derive(Clone, Copy)]
+enum Norm {
+    /// An operator before it.
+    Whole,
+    /// The products before and after it, each a part.
+    Spread,
 }
 
 /// Several operators in one.
@@ -74,7 +93,7 @@ impl<'a> Requests<'a> {
     }
 
     fn lowered(&self) -> Step<'a> {
-        Step { layers: Cow::Borrowed(&self.model.layers), logits: None }
+        Step { embedding: Embedding::Plain, layers: Cow::Borrowed(&self.model.layers), logits: None }
     }
 
     /// Whether an artifact computes it; models outside its domain keep the operators that it stands for.
@@ -90,10 +109,10 @@ impl<'a> Requests<'a> {
                 dense_request(rows, &[*weight], Activation::Hidden.dtype(), &epilogue)
             }
             Fused::Projection { weights, bias } => {
-                self.projected("absent", bias.is_some(), rows, weights[0].cols)
+                self.projected(Norm::Whole, weights, bias.as_deref(), rows)
             }
             Fused::ScaledProjection { weights, bias, .. } => {
-                self.projected("squares", bias.is_some(), rows, weights[0].cols)
+                self.projected(Norm::Spread, weights, bias.as_deref(), rows)
             }
             Fused::ScaledSwiGlu { gate, .. } => {
                 let form = [("activation", "swiglu"), ("input", "weighted_bf16"), ("norm", "squares")];
@@ -110,13 +129,13 @@ impl<'a> Requests<'a> {
     }
 
     /// Heads of one token of every sequence, projected, turned and appended.
-    fn projected(&self, norm: &'static str, biased: bool, rows: usize, hidden_size: usize) -> Request {
-        let properties = [
-            ("qkv", "projected"),
-            ("norm", norm),
-            ("bias", if biased { "bf16" } else { "absent" }),
-            ("qk_norm", "absent"),
-        ];
-        with(self.rope(rows), &properties, &[("batch", rows), ("hidden_size", hidden_size)])
+    fn projected(&self, norm: Norm, weights: &[Matrix], bias: Option<&[Vector]>, rows: usize) -> Request {
+        let norm = match norm {
+            Norm::Whole => "absent",
+            Norm::Spread => "squares",
+        };
+        let bias = if bias.is_some() { "bf16" } else { "absent" };
+        let properties = [("qkv", "projected"), ("norm", norm), ("bias", bias), ("qk_norm", "absent")];
+        with(self.rope(rows), &properties, &[("batch", rows), ("hidden_size", weights[0].cols)])
     }
 }

@@ -63,6 +63,13 @@ pub(super) struct Chunk {
     pub(super) masks: usize,
 }
 
+impl Chunk {
+    /// Whether its rows are drawn from, with no mask and no bias, and nothing but tokens is asked for.
+    pub(super) fn draws_only(&self) -> bool {
+        self.sampling != Sampling::None && !self.logprobs && self.adjustments + self.masks == 0
+    }
+}
+
 /// How the rows of a chunk are sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sampling {

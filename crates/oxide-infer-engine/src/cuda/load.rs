@@ -144,10 +144,10 @@ pub fn load_cuda_on(
         counters: &mut counters,
         decode_launch: options.decode_launch,
     };
-    let bodies = bodies(&mut binder, &sizes.classes, &stream)?;
+    let rings = rings(context, &sizes, &memory, config)?;
+    let bodies = bodies(&mut binder, &sizes.classes, &rings, &stream)?;
     let heads = sizes.classes.head.iter().map(|&rows| binder.head(rows)).collect::<Result<_, _>>()?;
     let record_history = binder.record_history()?;
-    let rings = rings(context, &sizes, memory.body_input_words(), config)?;
     Ok(CudaExecutor {
         limits,
         classes: sizes.classes,
@@ -156,6 +156,7 @@ pub fn load_cuda_on(
         record_history,
         buffers,
         stream,
+        copies: context.stream()?,
         slots: Slots::new(limits.max_sequences),
         counters: Arc::new(counters),
         num_pools: 2 * config.num_layers,
@@ -239,12 +240,25 @@ fn prepare(
     Ok(scope.finish()?.wait()?)
 }
 
-fn bodies(binder: &mut Binder<'_>, classes: &Classes, stream: &Stream) -> Result<Bodies, PrepareError> {
-    let decode = classes.decode.iter().map(|&class| binder.body(StepClass::Decode(class), stream));
-    let decode = decode.collect::<Result<Vec<_>, _>>()?;
+fn bodies(
+    binder: &mut Binder<'_>,
+    classes: &Classes,
+    rings: &Rings,
+    stream: &Stream,
+) -> Result<Bodies, PrepareError> {
+    let mut ring = |index: usize, class| {
+        let (words, drawn) = (binder.buffers.step_tables(index)?, rings.rings[index].drawn.region()?);
+        binder.decode(class, &words, &drawn, stream)
+    };
+    let decode = classes.decode.iter().map(|&class| Ok([ring(0, class)?, ring(1, class)?]));
+    let decode = decode.collect::<Result<Vec<_>, PrepareError>>()?;
     let mut mixed: Vec<Vec<BoundBody>> = Vec::new();
     for &tokens in &classes.tokens {
-        let of = |&sequences: &usize| binder.body(StepClass::Mixed { tokens, sequences }, stream);
+        let of = |&sequences: &usize| {
+            let class = StepClass::Mixed { tokens, sequences };
+            let step = binder.requests.step(class);
+            binder.body(class, &step, &binder.buffers.body_inputs, stream)
+        };
         mixed.push(classes.sequences.iter().map(of).collect::<Result<_, _>>()?);
     }
     Ok(Bodies { decode, mixed })
@@ -254,7 +268,7 @@ fn bodies(binder: &mut Binder<'_>, classes: &Classes, stream: &Stream) -> Result
 fn rings(
     context: &Context,
     sizes: &PlanSizes,
-    body_words: usize,
+    memory: &MemorySizes,
     config: &ModelConfig,
 ) -> Result<Rings, CudaError> {
     let largest = sizes.classes.head.last().copied().unwrap_or(1);
@@ -263,12 +277,14 @@ fn rings(
     let chunks = rows.div_ceil(largest) + 2;
     let head = chunks * HeadInputLayout::new(largest).words();
     let masks = largest * config.vocab_size.div_ceil(32);
-    let inputs = body_words + head + masks + 2 * super::head::MAX_ADJUSTMENTS;
+    let inputs = memory.body_input_words() + head + masks + 2 * super::head::MAX_ADJUSTMENTS;
     let outputs = chunks * HeadOutputLayout::new(largest).words();
     let ring = || {
         Ok::<_, CudaError>(Ring {
             inputs: Staging::new(context, inputs)?,
             outputs: Staging::new(context, outputs)?,
+            tables: PinnedMemory::allocate(context, memory.step_table_words())?,
+            drawn: PinnedMemory::allocate(context, HeadOutputLayout::new(largest).sampled_words())?,
         })
     };
     Ok(Rings { rings: [ring()?, ring()?], next: 0 })

@@ -1,8 +1,10 @@
 //! Device memory of an executor: sized before any of it is allocated.
 
+use super::classes::{DecodeClass, StepClass};
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::Activation;
-use super::plan::PlanSizes;
+use super::options::STEPS_IN_FLIGHT;
+use super::plan::{CANDIDATE_TILE, PlanSizes};
 use super::weights::WeightLayout;
 use crate::model::ModelConfig;
 use half::bf16;
@@ -29,11 +31,13 @@ pub(super) struct MemorySizes {
     activations: [usize; Activation::ALL.len()],
     head_hidden: usize,
     logits: usize,
+    candidates: usize,
     workspace: usize,
     rotations: usize,
     history: usize,
     last_tokens: usize,
     body_inputs: usize,
+    step_tables: usize,
     head_inputs: usize,
     head_outputs: usize,
     masks: usize,
@@ -51,6 +55,10 @@ pub(super) struct DeviceBuffers {
     pub(super) head_normed: Region<bf16>,
     /// `[rows, vocab_size]`
     pub(super) logits: Region<f32>,
+    /// `[rows, ⌈vocab_size / 192⌉]`, of every tile of a row's logits the greatest.
+    pub(super) best_logits: Region<f32>,
+    /// The tokens that have them.
+    pub(super) best_tokens: Region<u32>,
     pub(super) workspace: WorkspaceMemory,
     /// `[max_positions, head_dim / 2, 2]`
     pub(super) rotations: Region<f32>,
@@ -58,7 +66,10 @@ pub(super) struct DeviceBuffers {
     pub(super) history: Region<u32>,
     /// `[max_sequences]`
     pub(super) last_tokens: Region<u32>,
+    /// The tables of a step that is no decode step.
     pub(super) body_inputs: Region<u32>,
+    /// The tables of the decode steps in flight, of their bodies and of their draws.
+    step_tables: Region<u32>,
     pub(super) head_inputs: Region<u32>,
     pub(super) head_outputs: Region<u32>,
     /// `[rows, ⌈vocab_size / 32⌉]`
@@ -117,17 +128,21 @@ impl MemorySizes {
     pub(super) fn new(config: &ModelConfig, sizes: &PlanSizes, workspace: usize) -> Self {
         let tokens = sizes.max_tokens();
         let rows = sizes.classes.head.last().copied().unwrap_or(1);
-        let body = sizes.classes.steps().map(|class| BodyLayout::new(class, sizes.max_pages()).words());
+        let words = |class: StepClass| BodyLayout::new(class, sizes.max_pages()).words();
+        let decode =
+            |&class: &DecodeClass| words(StepClass::Decode(class)) + HeadInputLayout::new(class.rows).words();
         Self {
             activations: Activation::ALL
                 .map(|activation| tokens * activation.width(config) * activation.dtype().size()),
             head_hidden: rows * config.hidden_size,
             logits: rows * config.vocab_size,
+            candidates: rows * config.vocab_size.div_ceil(CANDIDATE_TILE),
             workspace,
             rotations: sizes.max_model_len * config.head_dim,
             history: sizes.max_sequences * config.vocab_size,
             last_tokens: sizes.max_sequences,
-            body_inputs: body.max().unwrap_or(0),
+            body_inputs: sizes.classes.mixed().map(words).max().unwrap_or(0),
+            step_tables: sizes.classes.decode.iter().map(decode).max().unwrap_or(0),
             head_inputs: HeadInputLayout::new(rows).words(),
             head_outputs: HeadOutputLayout::new(rows).words(),
             masks: rows * config.vocab_size.div_ceil(32),
@@ -139,12 +154,14 @@ impl MemorySizes {
     /// Bytes of every part, in the order of [`DeviceBuffers`]' fields between weights and pools.
     fn parts(&self) -> Vec<usize> {
         let mut parts = self.activations.to_vec();
-        parts.extend([self.head_hidden * 4, self.head_hidden * 2, self.logits * 4, self.workspace]);
+        parts.extend([self.head_hidden * 4, self.head_hidden * 2, self.logits * 4]);
+        parts.extend([self.candidates * 4, self.candidates * 4, self.workspace]);
         let words = [
             self.rotations,
             self.history,
             self.last_tokens,
             self.body_inputs,
+            STEPS_IN_FLIGHT * self.step_tables,
             self.head_inputs,
             self.head_outputs,
             self.masks,
@@ -156,9 +173,14 @@ impl MemorySizes {
         parts.iter().map(|bytes| bytes.max(&1).next_multiple_of(ALIGNMENT)).collect()
     }
 
-    /// Words of the largest step's tables.
+    /// Words of the tables of the largest step that is no decode step.
     pub(super) fn body_input_words(&self) -> usize {
         self.body_inputs
+    }
+
+    /// Words of the tables of the largest decode step.
+    pub(super) fn step_table_words(&self) -> usize {
+        self.step_tables
     }
 
     /// Bytes of all of it.
@@ -222,11 +244,14 @@ impl DeviceBuffers {
             picked: cutter.region(sizes.head_hidden),
             head_normed: cutter.region(sizes.head_hidden),
             logits: cutter.region(sizes.logits),
+            best_logits: cutter.region(sizes.candidates),
+            best_tokens: cutter.region(sizes.candidates),
             workspace: cutter.workspace(sizes.workspace),
             rotations: cutter.region(sizes.rotations),
             history: cutter.region(sizes.history),
             last_tokens: cutter.region(sizes.last_tokens),
             body_inputs: cutter.region(sizes.body_inputs),
+            step_tables: cutter.region(STEPS_IN_FLIGHT * sizes.step_tables),
             head_inputs: cutter.region(sizes.head_inputs),
             head_outputs: cutter.region(sizes.head_outputs),
             masks: cutter.region(sizes.masks),
@@ -244,7 +269,7 @@ impl DeviceBuffers {
         self.activations.iter().try_for_each(|activation| scope.fill(activation, 0))?;
         scope.fill(&self.picked, 0)?;
         scope.fill(&self.head_normed, 0)?;
-        [&self.body_inputs, &self.head_inputs, &self.head_outputs, &self.masks]
+        [&self.body_inputs, &self.step_tables, &self.head_inputs, &self.head_outputs, &self.masks]
             .into_iter()
             .try_for_each(|words| scope.fill(words, 0))?;
         scope.fill(&self.adjust_tokens, 0)?;
@@ -255,6 +280,12 @@ impl DeviceBuffers {
     pub(super) fn activation(&self, activation: Activation) -> Result<Span<'_>, RegionError> {
         let region = &self.activations[activation as usize];
         region.memory().span(region.offset(), region.bytes(), activation.dtype())
+    }
+
+    /// The tables of one ring's decode step.
+    pub(super) fn step_tables(&self, ring: usize) -> Result<Region<u32>, RegionError> {
+        let words = self.step_tables.len() / STEPS_IN_FLIGHT;
+        self.step_tables.slice(ring * words..(ring + 1) * words)
     }
 
     /// The residual stream, which the head reads.

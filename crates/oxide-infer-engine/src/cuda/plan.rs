@@ -2,6 +2,7 @@
 
 use super::classes::{Classes, DecodeClass, Reach, SHORT, StepClass};
 use super::deterministic::{Algorithms, NotDeterministicError, Phase};
+use super::fuse::Embedding;
 use super::head::MAX_ADJUSTMENTS;
 use super::history;
 use super::inputs::TOP_TOKENS;
@@ -114,6 +115,11 @@ impl PlanSizes {
     }
 }
 
+/// Tokens of a tile of the vocabulary, of which greedy rows need the best alone.
+pub(super) const CANDIDATE_TILE: usize = 192;
+/// Rows from which on tokens are chosen by tiles: for fewer, product and sampler take no longer.
+const LEAST_CANDIDATE_ROWS: usize = 16;
+
 /// The operators of a head class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum HeadOperator {
@@ -177,7 +183,7 @@ impl<'a> Requests<'a> {
 
 impl Requests<'_> {
     /// Token ids, of the host or sampled last, to the residual stream.
-    pub(super) fn embed(&self, class: StepClass) -> Request {
+    pub(super) fn embed(&self, embedding: &Embedding, class: StepClass) -> Request {
         let output = Activation::Hidden.dtype().name();
         let properties = [("table", "bf16"), ("output", output), ("feedback", "present")];
         let dimensions = [
@@ -186,7 +192,11 @@ impl Requests<'_> {
             ("hidden_size", self.config.hidden_size),
             ("max_sequences", self.sizes.max_sequences),
         ];
-        let request = with(request("embedding.gather"), &properties, &dimensions);
+        let plain = with(request("embedding.gather"), &properties, &dimensions);
+        let request = match embedding {
+            Embedding::Plain => plain,
+            Embedding::Weighted { .. } => plain.property("norm", "weighted"),
+        };
         self.algorithms.settle(Phase::of(class), request)
     }
 
@@ -335,6 +345,38 @@ impl Requests<'_> {
         self.algorithms.settle(Phase::Head, request)
     }
 
+    /// What it takes to choose the tokens of greedy rows in a decode step with no logits in memory: the best of every tile
+    /// of the vocabulary, and the best of those. `None` where that is not faster, or could give other tokens than logits
+    /// do because these are not summed in one run over the hidden size.
+    pub(super) fn candidates(&self, class: DecodeClass) -> Option<[Request; 2]> {
+        let logits = self.head(HeadOperator::Logits, class.rows);
+        if class.rows < LEAST_CANDIDATE_ROWS || !self.sums_in_one_run(&logits) {
+            return None;
+        }
+        let (vocab_size, hidden_size) = (self.config.vocab_size, self.config.hidden_size);
+        let tiles = request("sampling.candidates").property("tile", CANDIDATE_TILE as u64);
+        let tiles = with(
+            tiles,
+            &[("input", "bf16"), ("weight", "bf16"), ("logits", "f32")],
+            &[("rows", class.rows), ("vocab_size", vocab_size), ("hidden_size", hidden_size)],
+        );
+        let candidates = vocab_size.div_ceil(CANDIDATE_TILE);
+        let best = with(
+            request("sampling.sample"),
+            &[("logits", "candidates"), ("method", "greedy")],
+            &[("rows", class.rows), ("candidates", candidates), ("max_sequences", self.sizes.max_sequences)],
+        );
+        let admitted = [&tiles, &best].into_iter().all(|request| self.registry.select(request).is_ok());
+        admitted.then_some([tiles, best])
+    }
+
+    /// Whether every element of a product is one sum in the order of k.
+    fn sums_in_one_run(&self, product: &Request) -> bool {
+        let artifact = self.registry.select(product);
+        let reduction = artifact.ok().and_then(|found| found.manifest().reduction(product.dimensions()));
+        reduction.is_some_and(|reduction| reduction.ends.len() == 1)
+    }
+
     /// Notes what a sequence has used already.
     pub(super) fn record_history(&self) -> Request {
         let dimensions = [
@@ -350,9 +392,9 @@ impl Requests<'_> {
         let mut all = Vec::new();
         for class in self.sizes.classes.steps() {
             let phase = Phase::of(class);
-            all.push((phase, "embedding".to_owned(), Ok(self.embed(class))));
             let mut seen = Vec::new();
             let step = self.step(class);
+            all.push((phase, "embedding".to_owned(), Ok(self.embed(&step.embedding, class))));
             for operator in step.layers.iter().flatten() {
                 let asked = self.layer(operator, class).ok_or_else(|| match operator {
                     CudaOperator::Other(text) => format!("no artifact computes \"{text}\""),

@@ -6,7 +6,8 @@ use super::{
     check_coverage, load_cuda_on,
 };
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, HiddenStates, PlanGoal, PromptLogprobs, RowInput, SlotId, StepKind,
+    BatchRow, EngineBatch, Executor, HiddenStates, LogitsTap, PlanGoal, PromptLogprobs, RowInput, SlotId,
+    StepKind,
 };
 use crate::model::Architecture;
 use crate::request::{Masking, RequestError, StopConditions, SubmitError};
@@ -334,13 +335,15 @@ fn two_steps_are_in_flight_and_a_third_is_refused() {
 #[test]
 fn a_decode_step_of_one_row_has_five_operators_a_layer_and_in_others_norms_between_products_are_spread() {
     let executor = load(&device(), &OPTIONS).unwrap();
-    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|[step, _]| step.body.operators.len()).collect();
     let layers = executor.num_pools / 2;
-    // The embedding, the first norm and append that no product stands for, the layers, and the head.
-    assert_eq!(lens[0], 1 + 2 + 5 * layers + 1);
-    // Of eight a layer those are gone that normalize before gate and up, and between layers those that normalize or append.
-    let gone = layers + 2 * (layers - 1);
-    assert!(lens[1..].iter().all(|&len| len == 1 + 8 * layers + 2 - gone), "{lens:?}");
+    // The embedding and the layers.
+    assert_eq!(lens[0], 1 + 5 * layers);
+    let heads: Vec<_> = executor.bodies.decode.iter().map(|[step, _]| step.logits.len()).collect();
+    assert!(heads[0] == 1 && heads[1..].iter().all(|&len| len == 2), "{heads:?}");
+    // Of eight a layer those are gone that normalize or append.
+    let gone = 3 * layers;
+    assert!(lens[1..].iter().all(|&len| len == 1 + 8 * layers - gone), "{lens:?}");
 }
 
 #[test]
@@ -363,25 +366,54 @@ fn a_decode_step_of_a_few_rows_has_no_norms_between_products_that_share_them() {
         json!({"hidden_size": 768, "intermediate_size": 512, "num_attention_heads": 8, "head_dim": 64});
     let (_dir, source) = source(Architecture::Llama, changes);
     let executor = load_cuda_on(&device.context, &source, &OPTIONS, &mut |_| ()).unwrap();
-    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|[step, _]| step.body.operators.len()).collect();
     let layers = executor.num_pools / 2;
-    // The first norm, projection and append are as they were lowered, and the head is a norm and a product, of one row a
-    // product.
-    assert_eq!(
-        lens,
-        [1 + 2 + 5 * layers + 1, 1 + 2 + 5 * layers + 2, 1 + 2 + 5 * layers + 2, 1 + 2 + 5 * layers + 2]
-    );
+    assert_eq!(lens, [1 + 5 * layers; 4]);
     let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
     let choices = EngineRequest { choices: NonZeroU32::new(3).unwrap(), ..request(65, 3, greedy()) };
     assert_eq!(answer(&engine, choices), (9, None));
     let counters = engine.operators();
     let launched = |part: &str| {
-        counters.snapshot().filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum::<u64>()
+        counters.snapshot().filter(|(name, _)| name.starts_with(part)).map(|(_, count)| count).sum::<u64>()
     };
     let (steps, layers) = (2, layers as u64);
     assert_eq!(launched("weighted"), steps * (2 * layers - 1));
     assert_eq!(launched("scaled_swiglu"), steps * layers);
-    assert_eq!(launched("scaled_projected"), steps * (layers - 1));
+    assert_eq!(launched("scaled_projected"), steps * layers);
+    assert_eq!(launched("gather_weighted"), steps);
+    assert_eq!(device.driver.violations(), Vec::<String>::new());
+}
+
+/// How often kernels that have each of these in their name were launched for 17 rows of three tokens each.
+fn launched_for_17_rows(executor: CudaExecutor, sampling: SamplingParams, parts: [&str; 4]) -> [u64; 4] {
+    let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
+    let choices = EngineRequest { choices: NonZeroU32::new(17).unwrap(), ..request(5, 3, sampling) };
+    assert_eq!(answer(&engine, choices), (51, None));
+    let counters = engine.operators();
+    parts.map(|part| {
+        counters.snapshot().filter(|(name, _)| name.starts_with(part)).map(|(_, count)| count).sum()
+    })
+}
+
+#[test]
+fn greedy_rows_of_sixteen_or_more_are_chosen_by_tiles_and_others_from_logits() {
+    let device = device();
+    for goal in [PlanGoal::Fastest, PlanGoal::Deterministic] {
+        let options = CudaOptions { max_sequences: 17, goal, ..OPTIONS };
+        let executor = || load(&device, &options).unwrap();
+        let by_tiles: Vec<_> =
+            executor().bodies.decode.iter().map(|[step, _]| step.candidates.is_some()).collect();
+        assert_eq!(by_tiles, [false, false, false, false, true, true]);
+        let parts = ["candidates.", "pick.", "argmax.", "sample."];
+        // The first tokens are drawn from logits of the prompt.
+        assert_eq!(launched_for_17_rows(executor(), greedy(), parts), [2, 2, 1, 0]);
+        let drawn = SamplingParams { seed: 3, ..Default::default() };
+        assert_eq!(launched_for_17_rows(executor(), drawn, parts), [0, 0, 0, 3]);
+        // Logits that are shown must be there.
+        let mut kept = executor();
+        kept.keep_logits();
+        assert_eq!(launched_for_17_rows(kept, greedy(), parts), [0, 0, 3, 0]);
+    }
     assert_eq!(device.driver.violations(), Vec::<String>::new());
 }
 
@@ -408,9 +440,9 @@ fn a_deterministic_plan_has_no_operators_of_its_own_for_one_row_and_keeps_kinds_
     let device = device();
     let options = CudaOptions { goal: PlanGoal::Deterministic, kv_memory: Some(1 << 18), ..OPTIONS };
     let executor = load(&device, &options).unwrap();
-    let lens: Vec<_> = executor.bodies.decode.iter().map(|body| body.operators.len()).collect();
+    let lens: Vec<_> = executor.bodies.decode.iter().map(|[step, _]| step.body.operators.len()).collect();
     let layers = executor.num_pools / 2;
-    assert!(lens.iter().all(|&len| len == 1 + 8 * layers + 2), "{lens:?}");
+    assert!(lens.iter().all(|&len| len == 1 + 8 * layers), "{lens:?}");
     let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
     // Pages for two: some are preempted, and what they had generated is computed again without a draw.
     let streams: Vec<_> = (0..6).map(|_| engine.submit(request(70, 120, greedy())).unwrap()).collect();

@@ -59,15 +59,24 @@ struct Times {
     samples: Vec<f64>,
 }
 
-/// A record of `benchmarks/parity/compare.py`. It does not list the artifacts that the model ran through.
+/// A record of `benchmarks/parity/compare.py`.
 #[derive(Debug, Deserialize)]
 pub(super) struct Parity {
     pub(super) passed: bool,
     pub(super) revision: String,
+    /// Older records lack it.
+    pub(super) artifacts: Option<Executed>,
     pub(super) reference: Reference,
     pub(super) cases: Cases,
     /// Ways to run the same prompts: alone, batched, in chunks.
     pub(super) modes: BTreeMap<String, IgnoredAny>,
+}
+
+/// The artifacts that a model ran through.
+#[derive(Debug, Deserialize)]
+pub(super) struct Executed {
+    /// `Registry::digest` of all that the engine could choose among.
+    pub(super) sha256: Sha256Hex,
 }
 
 #[derive(Debug, Deserialize)]
@@ -100,8 +109,10 @@ pub(super) struct Step {
     pub(super) errors: Option<u64>,
     /// Cases that ran to their end, by artifact.
     pub(super) ran: BTreeMap<String, usize>,
-    /// What the conformance gate found wrong under the tool.
-    pub(super) failures: Vec<IgnoredAny>,
+    /// What the conformance gate found wrong under the tool, each after the artifact's name.
+    pub(super) failures: Vec<String>,
+    /// What the tool wrote, cut short; a kernel's name is its artifact's with underscores for dots.
+    pub(super) reports: Vec<String>,
 }
 
 /// What tells records apart.

@@ -1,6 +1,7 @@
 //! The block of the sanitizers: under which tools of compute-sanitizer the present machine code was seen clean.
 
-use super::evidence::{Content, Evidence, Sanitized};
+use super::evidence::{Content, Evidence, Sanitized, Step};
+use super::state::names;
 use super::tables::{Links, Row, contracts_of};
 use oxide_infer::Provider;
 use oxide_infer_cuda::artifact::manifest::Sha256Hex;
@@ -12,17 +13,36 @@ pub(super) const TOOLS: [&str; 4] = ["memcheck", "initcheck", "synccheck", "race
 /// The newest record, by file name, in which each tool saw an artifact run to its end with no error.
 pub(super) type Clean<'a> = BTreeMap<&'static str, &'a str>;
 
-/// What the records show of this machine code. A record of other machine code under the same name shows nothing of it.
+/// What the records show of this machine code. A record of other machine code under the same name shows nothing of it. One
+/// error on record for it outweighs every run without: the code is the same.
 pub(super) fn clean<'a>(evidence: &'a Evidence, artifact: &str, hash: Sha256Hex) -> Clean<'a> {
     let records = evidence.files.iter().filter_map(|file| match &file.content {
         Content::Sanitized(record) => Some((file.name.as_str(), record)),
         _ => None,
     });
-    let of_hash = records.filter(|(_, record)| record.artifacts.get(artifact) == Some(&hash));
-    let found = of_hash.flat_map(|(name, record)| {
-        TOOLS.into_iter().filter(|tool| is_clean(record, tool, artifact)).map(move |tool| (tool, name))
-    });
-    found.collect()
+    let of_hash: Vec<_> =
+        records.filter(|(_, record)| record.artifacts.get(artifact) == Some(&hash)).collect();
+    let newest = |tool| {
+        let clean = of_hash.iter().rev().find(|(_, record)| is_clean(record, tool, artifact));
+        let bad = of_hash.iter().any(|(_, record)| has_errors(record, tool, artifact));
+        clean.filter(|_| !bad).map(|(name, _)| (tool, *name))
+    };
+    TOOLS.into_iter().filter_map(newest).collect()
+}
+
+/// Whether a process found something wrong with an artifact: by its name, or in a process that names none of those that it ran.
+fn has_errors(record: &Sanitized, tool: &str, artifact: &str) -> bool {
+    record.steps.iter().filter(|step| step.tool == tool && step.ran.contains_key(artifact)).any(|step| {
+        let bad = step.errors.is_some_and(|errors| errors > 0) || !step.failures.is_empty();
+        bad && (accuses(step, artifact) || !step.ran.keys().any(|ran| accuses(step, ran)))
+    })
+}
+
+/// Whether the gate or the tool names an artifact.
+fn accuses(step: &Step, artifact: &str) -> bool {
+    let kernel = format!("{}_kernel", artifact.replace('.', "_"));
+    step.failures.iter().any(|failure| names(failure, artifact))
+        || step.reports.iter().any(|report| names(report, &kernel))
 }
 
 /// As `benchmarks/kernels/sanitize.py` has it: the process ended by itself, and neither the tool nor the gate found anything.

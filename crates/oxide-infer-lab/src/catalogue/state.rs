@@ -101,7 +101,7 @@ fn check_claims(record: &KernelCheck, artifact: &str) -> Vec<Claim> {
 }
 
 /// Whether a text has the whole of a name in it, and not as a part of a longer one.
-fn names(text: &str, name: &str) -> bool {
+pub(super) fn names(text: &str, name: &str) -> bool {
     let part = |character: char| character.is_alphanumeric() || character == '_';
     text.match_indices(name)
         .any(|(at, _)| !text[..at].ends_with(part) && !text[at + name.len()..].starts_with(part))

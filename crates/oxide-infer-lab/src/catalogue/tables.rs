@@ -7,7 +7,7 @@ use super::state::{Claim, State};
 use crate::record::{Finding, Record};
 use anyhow::{Context as _, Result};
 use oxide_infer::{Contract, Provider};
-use oxide_infer_cuda::artifact::manifest::{Domain, Manifest, Property};
+use oxide_infer_cuda::artifact::manifest::{Domain, Manifest, Property, Sha256Hex};
 use oxide_infer_cuda::artifact::{Artifact, Registry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -46,6 +46,7 @@ pub(super) fn blocks(
     links: &Links,
     document: &str,
 ) -> Result<Vec<(&'static str, String)>> {
+    let digest = tile.digest();
     let (tile, native) = (rows(tile, evidence), rows(native, evidence));
     let products = Products::newest(evidence);
     Ok(vec![
@@ -57,7 +58,7 @@ pub(super) fn blocks(
             sanitized::block([(Provider::OxideTile, &tile), (Provider::OxideNative, &native)], links),
         ),
         ("cublas_lt", products.map_or("No record of cuBLASLt.".to_owned(), |products| products.block(links))),
-        ("models", models(evidence, links)),
+        ("models", models(evidence, links, digest)),
     ])
 }
 
@@ -322,7 +323,8 @@ impl<'a> Products<'a> {
     }
 }
 
-fn models(evidence: &Evidence, links: &Links) -> String {
+/// The models that a record shows to be right; `artifacts` is the digest of those that there are.
+fn models(evidence: &Evidence, links: &Links, artifacts: Sha256Hex) -> String {
     let mut lines = vec![
         "| model | layers | prompts | ways to run them | against transformers | revision | record |"
             .to_owned(),
@@ -333,13 +335,15 @@ fn models(evidence: &Evidence, links: &Links) -> String {
         _ => None,
     });
     lines.extend(records.map(|(name, parity)| {
-        let Parity { passed, revision, reference, cases, modes } = parity;
+        let Parity { passed, revision, artifacts: executed, reference, cases, modes } = parity;
+        let is_of_these = executed.as_ref().is_some_and(|executed| executed.sha256 == artifacts);
+        let of = if is_of_these { "" } else { ", of other artifacts" };
         let model = reference.model.trim_end_matches("/model");
         let passed = if *passed { "passed" } else { "**failed**" };
         let modes = modes.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
         let (layers, count, revision, link) =
             (reference.layers, cases.count, short(revision), links.to(name));
-        format!("| {model} | {layers} | {count} | {modes} | {passed} | {revision} | {link} |")
+        format!("| {model} | {layers} | {count} | {modes} | {passed} | {revision}{of} | {link} |")
     }));
     lines.join("\n")
 }

@@ -147,31 +147,81 @@ fn sanitized(hash: &str, tool: &str, status: Value, errors: Value, failures: &[&
     json!({
         "kind": "sanitize", "artifacts": { NAME: hash },
         "steps": [{
-            "tool": tool, "status": status, "errors": errors, "ran": { NAME: 1, "others": 0 }, "failures": failures
+            "tool": tool, "status": status, "errors": errors, "ran": { NAME: 1, "others": 0 }, "failures": failures,
+            "reports": []
         }]
     })
 }
 
+/// The tools under which an artifact is clean.
+fn clean_tools(records: &[Value]) -> Vec<&'static str> {
+    let evidence = evidence(records);
+    clean(&evidence, NAME, NOW.to_owned().try_into().unwrap()).into_keys().collect()
+}
+
 #[test]
 fn an_artifact_is_clean_under_a_tool_that_ran_this_machine_code_to_its_end_and_found_nothing() {
-    let tools = |records: &[Value]| -> Vec<_> {
-        let evidence = evidence(records);
-        clean(&evidence, NAME, NOW.to_owned().try_into().unwrap()).into_keys().collect()
-    };
     let good = sanitized(NOW, "memcheck", json!(0), json!(0), &[]);
-    assert_eq!(tools(std::slice::from_ref(&good)), ["memcheck"]);
+    assert_eq!(clean_tools(std::slice::from_ref(&good)), ["memcheck"]);
     for bad in [
         sanitized(OTHER, "racecheck", json!(0), json!(0), &[]),
         sanitized(NOW, "racecheck", json!(86), json!(3), &[]),
         sanitized(NOW, "racecheck", json!(null), json!(null), &[]),
         sanitized(NOW, "racecheck", json!(1), json!(0), &["it is wrong"]),
     ] {
-        assert_eq!(tools(&[good.clone(), bad.clone()]), ["memcheck"], "{bad}");
+        assert_eq!(clean_tools(&[good.clone(), bad.clone()]), ["memcheck"], "{bad}");
     }
     let evidence = evidence(&[good.clone(), good]);
     assert_eq!(clean(&evidence, "others", NOW.to_owned().try_into().unwrap()), Clean::new());
     let newest = clean(&evidence, NAME, NOW.to_owned().try_into().unwrap());
     assert_eq!(newest["memcheck"], "1.json");
+}
+
+#[test]
+fn one_error_in_any_run_of_a_tool_outweighs_its_clean_runs() {
+    let good = sanitized(NOW, "racecheck", json!(0), json!(0), &[]);
+    let bad = sanitized(NOW, "racecheck", json!(86), json!(3), &[]);
+    for records in [[good.clone(), bad.clone()], [bad.clone(), good.clone()]] {
+        assert_eq!(clean_tools(&records), [""; 0]);
+    }
+    // Of other machine code, by another tool, and of a process whose time was up.
+    for other in [
+        sanitized(OTHER, "racecheck", json!(86), json!(3), &[]),
+        sanitized(NOW, "memcheck", json!(86), json!(3), &[]),
+        sanitized(NOW, "racecheck", json!(null), json!(null), &[]),
+    ] {
+        assert_eq!(clean_tools(&[good.clone(), other]), ["racecheck"]);
+    }
+    // Of a process that ran several artifacts, those that it names.
+    let symbol = |name: &str| format!("Error: Race reported at {}_kernel+0x10", name.replace('.', "_"));
+    for (reports, found) in [(symbol(NAME), vec![]), (symbol("others"), vec!["racecheck"])] {
+        let mut named = bad.clone();
+        named["steps"][0]["reports"] = json!([reports]);
+        assert_eq!(clean_tools(&[good.clone(), named]), found);
+    }
+}
+
+#[test]
+fn parity_of_other_artifacts_is_said_to_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, evidence] = ["operators.md", "evidence"].map(|name| folder.path().join(name));
+    fs::create_dir(&evidence).unwrap();
+    let committed = fs::read_to_string(docs().join("operators.md")).unwrap();
+    let digest = Registry::embedded(Target::hopper()).unwrap().digest().to_string();
+    for (artifacts, revision) in [
+        (json!({ "sha256": digest, "executed": [] }), "0123456"),
+        (json!({ "sha256": OTHER, "executed": [] }), "0123456, of other artifacts"),
+        (json!(null), "0123456, of other artifacts"),
+    ] {
+        let record = json!({
+            "kind": "model parity", "passed": true, "revision": "0123456789", "artifacts": artifacts, "modes": { "alone": 1 },
+            "reference": { "model": "small/model", "layers": 2 }, "cases": { "count": 3 }
+        });
+        fs::write(evidence.join("2026-11-30-h200-parity.json"), record.to_string()).unwrap();
+        let made = updated(&committed, &file, &evidence).unwrap();
+        let row = made.lines().find(|line| line.starts_with("| small |")).unwrap();
+        assert!(row.contains(&format!("| passed | {revision} |")), "{row}");
+    }
 }
 
 #[test]

@@ -120,8 +120,8 @@ fn every_task(artifact: &Artifact) -> Vec<Task> {
     let named = |contract: &Contract| contract.name() == manifest.contract;
     let contract = match manifest.contract.as_str() {
         "sampling.record_history" => return vec![Task::History, Task::Binding],
-        // Not a contract of its own but the first step of that one.
-        "sampling.log_probabilities" => Some(Contract::SAMPLE),
+        // Not contracts of their own but parts of that one.
+        "sampling.log_probabilities" | "sampling.candidates" => Some(Contract::SAMPLE),
         _ => Contract::ALL.iter().copied().find(named),
     };
     let choices = match contract {

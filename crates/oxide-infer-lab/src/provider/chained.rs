@@ -7,7 +7,7 @@ use half::bf16;
 use oxide_infer::conformance::Operators;
 use oxide_infer::gemm::{dense, dense_swiglu};
 use oxide_infer::kv_cache::rope_append;
-use oxide_infer::{Contract, DType, FloatView, Spec as _};
+use oxide_infer::{Contract, DType, FloatView, FloatViewMut, Presence, Spec as _};
 use oxide_infer_cuda::artifact::Request;
 
 /// Elements of the residual stream whose squares are one sum.
@@ -73,23 +73,67 @@ pub(super) fn weighted(
     let Some(residual) = &operands.residual else {
         return Err(Refusal::NotAdmitted("there is no residual".to_owned()));
     };
-    let norm_weight: Vec<_> = (0..n).map(|i| bf16::from_f32(0.3 + (i * 5 % 11) as f32 * 0.17)).collect();
-    let (mut output, mut weighted) = (vec![0.0_f32; m * n], vec![bf16::ZERO; m * n]);
-    let mut squares = vec![0.0_f32; m * (n / SQUARES)];
+    let mut output = vec![0.0_f32; m * n];
+    let mut begun = BegunNorm::new(m, n);
     let mut call = Call::new(with(Request::from(spec), &[("m", m)]).property("residual", "weighted"));
     call.read_float("input", &operands.input)?;
     call.read_float("weight", &super::dense_only("weight", &operands.weight)?)?;
     call.read_float("residual", residual)?;
-    call.read_list("norm_weight", &norm_weight);
     call.write_list("output", &mut output);
-    call.write_list("weighted", &mut weighted);
-    call.write_list("squares", &mut squares);
+    begun.operands(&mut call);
     tile.run(call)?;
-    check_weighted(&output, &norm_weight, &weighted, &squares)
-        .map_err(|what| Refusal::Failed(format!("of {m} rows of {n} by {k}: {what}")))?;
+    begun.check(&output).map_err(|what| Refusal::Failed(format!("of {m} rows of {n} by {k}: {what}")))?;
     let mut taken = operands.output;
     (0..m * n).for_each(|i| taken.set([i / n, i % n], output[i]));
     Ok(())
+}
+
+/// `embedding.gather` with `norm=weighted`: the case's rows, and what leaves beside them, which is judged by them.
+pub(super) fn gathered(
+    tile: &mut OxideTile,
+    call: Call<'_>,
+    judged: Judged,
+    rows: FloatViewMut<'_, 2>,
+) -> Result<(), Refusal> {
+    let [tokens, hidden] = rows.shape();
+    let mut output = vec![0.0_f32; tokens * hidden];
+    let mut begun = BegunNorm::new(tokens, hidden);
+    let mut call = call;
+    call.write_list("output", &mut output);
+    begun.operands(&mut call);
+    tile.run_judged(call, judged)?;
+    begun.check(&output).map_err(|what| Refusal::Failed(format!("of {tokens} rows of {hidden}: {what}")))?;
+    let mut taken = rows;
+    (0..output.len()).for_each(|i| taken.set([i / hidden, i % hidden], output[i]));
+    Ok(())
+}
+
+/// What leaves beside `n` elements of the residual stream of each of `m` rows, for the norm after it.
+pub(crate) struct BegunNorm {
+    weight: Vec<bf16>,
+    weighted: Vec<bf16>,
+    squares: Vec<f32>,
+}
+
+impl BegunNorm {
+    pub(crate) fn new(m: usize, n: usize) -> Self {
+        Self {
+            weight: (0..n).map(|i| bf16::from_f32(0.3 + (i * 5 % 11) as f32 * 0.17)).collect(),
+            weighted: vec![bf16::ZERO; m * n],
+            squares: vec![0.0; m * (n / SQUARES)],
+        }
+    }
+
+    pub(crate) fn operands<'a>(&'a mut self, call: &mut Call<'a>) {
+        call.read_list("norm_weight", &self.weight);
+        call.write_list("weighted", &mut self.weighted);
+        call.write_list("squares", &mut self.squares);
+    }
+
+    /// Whether it follows from the residual stream.
+    pub(crate) fn check(&self, output: &[f32]) -> Result<(), String> {
+        check_weighted(output, &self.weight, &self.weighted, &self.squares)
+    }
 }
 
 /// What leaves beside the residual stream follows from it: weighted by one multiplication and one rounding, and squares by
@@ -127,18 +171,20 @@ pub(super) fn rope_append(
             "{tokens} tokens of {batch} sequences are not one of each, up to {MOST_TOKENS}"
         )));
     }
+    // Before weights are made, which takes longer than all other cases do.
+    tile.check_shape(with(Request::from(spec), &[("tokens", tokens)]).dimensions())?;
     let judged = Judged(Contract::ROPE_APPEND, operands.check_indices(spec));
     let heads = packed(&[&operands.q, &operands.k, &operands.v]);
-    let made = Projections::onto(&heads, tokens, tile.has("bias", "bf16"), tile.has("norm", "squares"));
+    let made = Projections::onto(&heads, tokens, Form::of(tile));
     let rotations = rotations(spec.config().rope.clone(), &operands.positions)?;
     let tables = sizes(operands.k_pages.shape(), operands.block_table.shape());
     let more = [
         ("tokens", tokens),
-        ("hidden_size", HIDDEN_SIZE),
+        ("hidden_size", made.form.hidden_size),
         ("max_positions", rotations.len() / head_dim.max(1)),
     ];
-    let bias = if made.bias.is_some() { "bf16" } else { "absent" };
-    let norm = if made.norm.is_some() { "squares" } else { "absent" };
+    let property = |presence, value| if presence == Presence::Present { value } else { "absent" };
+    let (norm, bias) = (property(made.form.squares, "squares"), property(made.form.bias, "bf16"));
     let properties = [("qkv", "projected"), ("norm", norm), ("bias", bias), ("qk_norm", "absent")];
     let asked =
         properties.iter().fold(Request::from(spec), |asked, (name, value)| asked.property(name, *value));
@@ -163,11 +209,34 @@ pub(super) fn rope_append(
 
 /// Elements of the residual stream: more than a stage of the kernels, and no multiple of one.
 const HIDDEN_SIZE: usize = 864;
+/// Of an artifact's only case: so many that every range of them takes each stage of the kernels again.
+const LONG_HIDDEN_SIZE: usize = 3616;
 /// Tokens that have a column of the weight of their own, with room for what all of them share.
 const MOST_TOKENS: usize = 512;
 
+/// Which projections an artifact computes.
+#[derive(Clone, Copy)]
+struct Form {
+    hidden_size: usize,
+    bias: Presence,
+    /// Whether tokens are weighted only, and come with sums of squares.
+    squares: Presence,
+}
+
+impl Form {
+    fn of(tile: &OxideTile) -> Self {
+        let presence = |found| if found { Presence::Present } else { Presence::Absent };
+        Self {
+            hidden_size: if tile.shape.is_some() { LONG_HIDDEN_SIZE } else { HIDDEN_SIZE },
+            bias: presence(tile.has("bias", "bf16")),
+            squares: presence(tile.has("norm", "squares")),
+        }
+    }
+}
+
 /// Tokens, weighted or normalized, and weights whose projections are known.
 struct Projections {
+    form: Form,
     input: Vec<bf16>,
     /// Sums of squares and an epsilon, of tokens that are weighted only.
     norm: Option<(Vec<f32>, f32)>,
@@ -179,8 +248,9 @@ impl Projections {
     /// Each token has a column of the weight of its own, which holds its heads; one column takes the bias away again; and
     /// the other columns are pairs that cancel. Every number is a `bf16` and every sum exact, so that projections that are
     /// not rounded are the heads.
-    fn onto(heads: &[bf16], tokens: usize, biased: bool, scaled: bool) -> Self {
-        let width = heads.len() / tokens;
+    fn onto(heads: &[bf16], tokens: usize, form: Form) -> Self {
+        let (width, hidden_size) = (heads.len() / tokens, form.hidden_size);
+        let (biased, scaled) = (form.bias == Presence::Present, form.squares == Presence::Present);
         // Mean squares of 4, 52 and 244: with 12 more their roots are 4, 8 and 16.
         let root = |token: usize| if scaled { [4.0_f32, 8.0, 16.0][token % 3] } else { 1.0 };
         let epsilon = 12.0;
@@ -204,9 +274,10 @@ impl Projections {
             }
         };
         Self {
-            input: grid(tokens, HIDDEN_SIZE, |token, at| bf16::from_f32(input(token, at))),
-            norm: scaled.then(|| (grid(tokens, HIDDEN_SIZE / SQUARES, sum), epsilon)),
-            weight: grid(width, HIDDEN_SIZE, weight),
+            form,
+            input: grid(tokens, hidden_size, |token, at| bf16::from_f32(input(token, at))),
+            norm: scaled.then(|| (grid(tokens, hidden_size / SQUARES, sum), epsilon)),
+            weight: grid(width, hidden_size, weight),
             bias: biased.then(|| (0..width).map(bias).map(bf16::from_f32).collect()),
         }
     }
@@ -225,17 +296,23 @@ mod tests {
         let (tokens, width) = (7, 130);
         let heads: Vec<_> =
             (0..tokens * width).map(|i| bf16::from_f32((i as f32 * 0.37).sin() * 3.0)).collect();
-        for (biased, scaled) in [(false, true), (true, true), (false, false), (true, false)] {
-            let made = Projections::onto(&heads, tokens, biased, scaled);
+        let (absent, present) = (Presence::Absent, Presence::Present);
+        for (hidden_size, bias, squares) in [
+            (HIDDEN_SIZE, absent, present),
+            (LONG_HIDDEN_SIZE, present, present),
+            (LONG_HIDDEN_SIZE, absent, absent),
+            (HIDDEN_SIZE, present, absent),
+        ] {
+            let made = Projections::onto(&heads, tokens, Form { hidden_size, bias, squares });
             for token in 0..tokens {
-                let input = &made.input[token * HIDDEN_SIZE..][..HIDDEN_SIZE];
+                let input = &made.input[token * hidden_size..][..hidden_size];
                 let scale = made.norm.as_ref().map_or(1.0, |(squares, epsilon)| {
-                    let squares = &squares[token * HIDDEN_SIZE / SQUARES..][..HIDDEN_SIZE / SQUARES];
-                    let mean = squares.iter().sum::<f32>() / HIDDEN_SIZE as f32;
+                    let squares = &squares[token * hidden_size / SQUARES..][..hidden_size / SQUARES];
+                    let mean = squares.iter().sum::<f32>() / hidden_size as f32;
                     1.0 / f64::from(mean + epsilon).sqrt()
                 });
                 for row in 0..width {
-                    let weight = &made.weight[row * HIDDEN_SIZE..][..HIDDEN_SIZE];
+                    let weight = &made.weight[row * hidden_size..][..hidden_size];
                     let sum: f64 = input.iter().zip(weight).map(|(x, w)| x.to_f64() * w.to_f64()).sum();
                     let bias = made.bias.as_ref().map_or(0.0, |bias| bias[row].to_f64());
                     assert_eq!(sum * scale + bias, heads[token * width + row].to_f64(), "{token}, {row}");

@@ -1,6 +1,8 @@
 //! `sampling.sample` by the artifacts that choose tokens, and by those that give log-probabilities: rows of the contract
 //! as the tables of `docs/artifacts.md`, and everything that a call leaves behind checked against the contract.
 
+mod candidates;
+
 use super::{OxideTile, with};
 use crate::call::{Call, failed};
 use oxide_infer::conformance::{Drawn, Refusal, compare_drawn};
@@ -46,6 +48,8 @@ pub(super) fn sample(
     let batch = Batch { rows, expected: &expected, vocab_size: spec.config().vocab_size };
     let sampled = match tile.artifact.manifest().contract.as_str() {
         "sampling.log_probabilities" => batch.log_probabilities(tile)?,
+        "sampling.candidates" => batch.candidates(tile)?,
+        _ if tile.has("logits", "candidates") => batch.pick(tile)?,
         _ if tile.has("method", "full") => batch.full(tile, Request::from(spec))?,
         _ => batch.greedy(tile, Request::from(spec))?,
     };
@@ -98,14 +102,7 @@ impl Batch<'_> {
     }
 
     fn greedy(&self, tile: &mut OxideTile, asked: Request) -> Result<Vec<Sampled>, Refusal> {
-        let plain = |row: &LogitsRow<'_>| {
-            let params = row.params;
-            let added = params.reads_history() || !params.logit_bias.is_empty() || row.mask.is_some();
-            params.is_greedy() && !added
-        };
-        if !self.rows.iter().all(plain) {
-            return Err(Refusal::NotAdmitted("only greedy rows with nothing added are".to_owned()));
-        }
+        self.check_plain()?;
         let (logits, tables) = (self.logits(), Tables::new(self)?);
         let mut left = Left::new(self, &tables);
         let sizes = [("rows", self.device_rows()), ("max_sequences", self.max_sequences())];

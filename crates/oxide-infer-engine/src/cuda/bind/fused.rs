@@ -1,8 +1,7 @@
 //! Several operators in one, of a decode step.
 
-use super::{Binder, PrepareError, Sequence};
+use super::{Binder, PrepareError, Sequence, Tables};
 use crate::cuda::fuse::Fused;
-use crate::cuda::inputs::BodyLayout;
 use crate::cuda::lower::Activation;
 use crate::cuda::memory::DeviceBuffers;
 use crate::model::{Matrix, Vector};
@@ -15,7 +14,7 @@ impl Binder<'_> {
         request: &Request,
         fused: &Fused,
         layer: usize,
-        layout: &BodyLayout,
+        tables: &Tables,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
         let buffers = self.buffers;
@@ -23,11 +22,11 @@ impl Binder<'_> {
             Fused::Weighted { input, weight, norm } => self.weighted(request, *input, weight, norm, to),
             Fused::Projection { weights, bias } => {
                 let operands = Operands::new().span("input", buffers.activation(Activation::Normed)?);
-                self.projection(request, operands, (weights, bias.as_deref()), layer, layout, to)
+                self.projection(request, operands, (weights, bias.as_deref()), layer, tables, to)
             }
             Fused::ScaledProjection { eps, weights, bias } => {
                 let operands = scaled(buffers, *eps)?;
-                self.projection(request, operands, (weights, bias.as_deref()), layer, layout, to)
+                self.projection(request, operands, (weights, bias.as_deref()), layer, tables, to)
             }
             Fused::ScaledSwiGlu { eps, gate, up } => {
                 let weight = self.weight(gate.id, gate.rows * gate.cols + up.rows * up.cols)?;
@@ -68,10 +67,10 @@ impl Binder<'_> {
         operands: Operands<'_>,
         (weights, bias): (&[Matrix], Option<&[Vector]>),
         layer: usize,
-        layout: &BodyLayout,
+        tables: &Tables,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
-        let (buffers, tables) = (self.buffers, self.tables(layout)?);
+        let buffers = self.buffers;
         let weight =
             self.weight(weights[0].id, weights.iter().map(|weight| weight.rows * weight.cols).sum())?;
         let bias = bias.map(|bias| self.weight(bias[0].id, bias.iter().map(|part| part.len).sum()));

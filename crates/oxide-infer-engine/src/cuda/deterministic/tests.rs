@@ -3,6 +3,7 @@
 use super::*;
 use crate::batch::PlanGoal;
 use crate::cuda::classes::Classes;
+use crate::cuda::fuse::Embedding;
 use crate::cuda::lower::CudaModel;
 use crate::cuda::options::CudaOptions;
 use crate::cuda::plan::{HeadOperator, PlanSizes};
@@ -46,7 +47,7 @@ fn planned(config: &ModelConfig, options: &CudaOptions) -> BTreeMap<(Phase, Stri
         of.algorithms.push(artifact.manifest().algorithm.clone());
     };
     for class in sizes.classes.steps() {
-        note(Phase::of(class), "embedding", requests.embed(class));
+        note(Phase::of(class), "embedding", requests.embed(&Embedding::Plain, class));
         let step = requests.step(class);
         assert_eq!(step.logits, None);
         for operator in step.layers.iter().flatten() {

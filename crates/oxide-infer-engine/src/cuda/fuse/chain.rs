@@ -1,6 +1,6 @@
 //! Norms of a decode step of a few rows, spread over the products around them; and projections that turn and append.
 
-use super::{CudaOperator, Fused, Requests, Step};
+use super::{CudaOperator, Embedding, Fused, Requests, Step};
 use crate::cuda::classes::{DecodeClass, StepClass};
 use crate::cuda::lower::{Activation, Residual};
 use crate::model::Vector;
@@ -11,7 +11,8 @@ use std::borrow::Cow;
 /// Nanoseconds that a launch of a norm, or of rotation and append, takes between two products: a layer of the 1.5B shape takes
 /// 4.0 us less without three of them (docs/evidence/2026-11-30-h200-fusion-layers.json, 8 rows).
 const LAUNCH: u64 = 1300;
-/// What rotation and append read and write in a nanosecond.
+/// Bytes that rotation and append read and write in a nanosecond: 3,620 of 537 MB, rounded down
+/// (docs/evidence/2026-11-30-h200-operators.json, `rope append 21856 tokens`).
 const APPENDED_BYTES: u64 = 3500;
 
 /// A product that ends a block, the norm after it, and the operators that read the norm: as they were lowered, and as two.
@@ -22,23 +23,42 @@ struct Link {
     readers: usize,
 }
 
+/// The first norm and the operators that read it, with what stands for them and for the embedding before them.
+struct Opening {
+    embedding: Embedding,
+    scaled: Fused,
+}
+
+/// Operators that a projection stands for: the product, and rotation and append.
+const PROJECTING: usize = 2;
+
 impl<'a> Requests<'a> {
     /// The operators of a class, with every norm between two products spread over them where that is predicted to take no
-    /// longer. The first norm is what it was; so is the last, but that of one row goes into the logits.
+    /// longer. The first is spread over the embedding and the projection after it alike. The last is what it was, but that of one
+    /// row goes into the logits.
     pub(super) fn chain(&self, decode: DecodeClass) -> Step<'a> {
         let class = StepClass::Decode(decode);
-        let mut layers = self.chained(class);
+        let (embedding, mut layers) = self.chained(class);
         let logits = if decode.rows == 1 { self.close(&mut layers) } else { None };
-        Step { layers: Cow::Owned(layers), logits }
+        Step { embedding, layers: Cow::Owned(layers), logits }
     }
 
-    fn chained(&self, class: StepClass) -> Vec<Vec<CudaOperator>> {
+    fn chained(&self, class: StepClass) -> (Embedding, Vec<Vec<CudaOperator>>) {
         let layers = &self.model.layers;
         let numbered = layers.iter().enumerate();
         let all: Vec<(usize, &CudaOperator)> =
             numbered.flat_map(|(layer, operators)| operators.iter().map(move |one| (layer, one))).collect();
         let mut chained = vec![Vec::new(); layers.len()];
         let mut rest = &all[..];
+        let opened = opening(rest).filter(|opening| self.opens(opening, rest, class));
+        let embedding = match opened {
+            Some(Opening { embedding, scaled }) => {
+                chained[0].push(CudaOperator::Fused(scaled));
+                rest = &rest[1 + PROJECTING..];
+                embedding
+            }
+            None => Embedding::Plain,
+        };
         while let Some(&(layer, operator)) = rest.first() {
             let used = match link(rest).filter(|link| self.admits(link, rest, class)) {
                 Some(Link { weighted, scaled, readers }) => {
@@ -55,7 +75,21 @@ impl<'a> Requests<'a> {
             };
             rest = &rest[used..];
         }
-        chained
+        (embedding, chained)
+    }
+
+    /// Whether the embedding and the first projection have artifacts that share a norm, judged as [`Self::admits`] does.
+    fn opens(&self, opening: &Opening, first: &[(usize, &CudaOperator)], class: StepClass) -> bool {
+        if !self.admitted(&self.embed(&opening.embedding, class)) {
+            return false;
+        }
+        let scaled = self.fused(&opening.scaled, class.tokens());
+        if class.tokens() == 1 {
+            return self.admitted(&scaled);
+        }
+        let plain = self.layer(first[1].1, class).and_then(|request| self.predicted(&request));
+        let saved = LAUNCH * PROJECTING as u64;
+        matches!((self.predicted(&scaled), plain), (Some(scaled), Some(plain)) if scaled <= plain + saved)
     }
 
     /// Whether both products have artifacts of one row, which are made for it, or those of more are predicted to take no longer
@@ -106,17 +140,33 @@ fn link(operators: &[(usize, &CudaOperator)]) -> Option<Link> {
     let (&[(_, product), (_, norm)], readers) = operators.split_first_chunk()?;
     let O::RmsNorm(norm) = norm else { return None };
     let weighted = weighted(product, norm.weight)?;
-    let eps = norm.eps;
     let (scaled, readers) = match readers {
-        [
-            (_, O::Dense { weights, bias, output: Activation::Projected, .. }),
-            (_, O::RopeAppend { head_norms: None }),
-            ..,
-        ] => (Fused::ScaledProjection { eps, weights: weights.clone(), bias: bias.clone() }, 2),
-        [(_, O::DenseSwiGlu { gate, up }), ..] => (Fused::ScaledSwiGlu { eps, gate: *gate, up: *up }, 1),
-        _ => return None,
+        [(_, O::DenseSwiGlu { gate, up }), ..] => {
+            (Fused::ScaledSwiGlu { eps: norm.eps, gate: *gate, up: *up }, 1)
+        }
+        _ => (scaled_projection(norm.eps, readers)?, PROJECTING),
     };
     Some(Link { weighted, scaled, readers })
+}
+
+/// What the first operators of a model open with.
+fn opening(operators: &[(usize, &CudaOperator)]) -> Option<Opening> {
+    let (&(_, norm), readers) = operators.split_first()?;
+    let CudaOperator::RmsNorm(norm) = norm else { return None };
+    let scaled = scaled_projection(norm.eps, readers)?;
+    Some(Opening { embedding: Embedding::Weighted { norm: norm.weight }, scaled })
+}
+
+/// The projection of heads whose norm is shared with what stands before it, if the first operators are that and an append.
+fn scaled_projection(eps: f32, operators: &[(usize, &CudaOperator)]) -> Option<Fused> {
+    match operators {
+        [
+            (_, CudaOperator::Dense { weights, bias, output: Activation::Projected, .. }),
+            (_, CudaOperator::RopeAppend { head_norms: None }),
+            ..,
+        ] => Some(Fused::ScaledProjection { eps, weights: weights.clone(), bias: bias.clone() }),
+        _ => None,
+    }
 }
 
 /// The projection of heads of a normalized input, if the first operators are that and an append.

@@ -3,6 +3,7 @@
 
 use super::{Found, hold};
 use crate::call::{Bench, Call};
+use crate::provider::BegunNorm;
 use anyhow::Result;
 use half::bf16;
 use oxide_infer_cuda::artifact::status::DeviceStatus;
@@ -40,7 +41,7 @@ fn case(bench: &mut Bench, artifact: &Artifact, slots: [i32; 3], bad: Option<u32
     });
     let want: Vec<f32> = want.collect();
     let mut output = vec![f32::NAN; want.len()];
-    let request = Request::new("embedding.gather", 1)
+    let mut request = Request::new("embedding.gather", 1)
         .property("table", "bf16")
         .property("output", "f32")
         .property("feedback", "present")
@@ -48,14 +49,23 @@ fn case(bench: &mut Bench, artifact: &Artifact, slots: [i32; 3], bad: Option<u32
         .dimension("vocab_size", VOCABULARY as u64)
         .dimension("hidden_size", HIDDEN as u64)
         .dimension("max_sequences", LAST_TOKENS.len() as u64);
+    let mut begun = BegunNorm::new(ids.len(), HIDDEN);
+    let weighted = artifact.manifest().operand("weighted").is_some();
+    if weighted {
+        request = request.property("norm", "weighted");
+    }
     let mut call = Call::new(request);
     call.read_list("ids", &ids);
     call.read_list("slots", &slots);
     call.read_list("last_tokens", &LAST_TOKENS);
     call.read_list("table", &table);
     call.write_list("output", &mut output);
+    if weighted {
+        begun.operands(&mut call);
+    }
     let reported = call.run(bench, artifact)?;
     let status = bad.map(|index| DeviceStatus::IndexOutOfRange { index });
     hold(reported == status, || format!("the device should report {status:?}, got {reported:?}"))?;
-    hold(output == want, || format!("output should be {want:?}, got {output:?}"))
+    hold(output == want, || format!("output should be {want:?}, got {output:?}"))?;
+    if weighted { begun.check(&output).map_err(anyhow::Error::msg) } else { Ok(()) }
 }

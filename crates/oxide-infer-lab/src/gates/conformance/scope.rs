@@ -59,18 +59,19 @@ impl Shape {
             ("gemm.dense", "prefill_gemm.dense" | "joint_gemm.dense") => {
                 &[("m", 133), ("n", 17_416), ("k", 136)]
             }
+            // So many tiles that a block takes several, and each place for their sums again.
+            ("gemm.dense", "streamed_gemm.dense_streamed") => &[("m", 9), ("n", 17_416), ("k", 264)],
             ("gemm.dense", kernel) if kernel.starts_with("gemv.") => &[("m", 1), ("n", 200), ("k", 1032)],
-            // More steps of k than there are stages, the last one not whole.
-            ("gemm.dense", "chained_gemv.weighted") => &[("m", 1), ("n", 200), ("k", 1032)],
-            ("gemm.dense", "chained_gemv.scaled" | "chained_gemv.scaled_swiglu") => {
-                &[("m", 1), ("n", 200), ("k", 1056)]
+            // More steps of k than there are stages for each warp, block or block of a cluster, so that it takes a stage
+            // again, the last step not whole, and rows or columns over a tile's border.
+            ("gemm.dense", kernel) if kernel.starts_with("chained_gemv.") => {
+                &[("m", 1), ("n", 40), ("k", 9728)]
             }
             // In multiples of 32, since sums of squares are loaded four at a time.
             ("gemm.dense", "chained_gemm.scaled_swiglu") => &[("m", 17), ("n", 200), ("k", 1056)],
-            // As below, of the fewer cases that f16 has.
+            // Of the fewer cases that f16 has; its schedules do not cut k.
             ("gemm.dense", _) if f16 => &[("m", 8), ("n", 200), ("k", 1032)],
-            // More steps of k than any schedule has stages, but where clusters cut k, and rows or columns over a tile's border.
-            ("gemm.dense", _) => &[("m", 17), ("n", 200), ("k", 1032)],
+            ("gemm.dense", _) => &[("m", 17), ("n", 72), ("k", 6216)],
             ("embedding.gather", _) => &[("tokens", 17), ("hidden_size", 2056)],
             ("kv_cache.rope_append", "chained_gemm.scaled_projected" | "projected.projected") => {
                 &[("tokens", 33), ("num_q_heads", 9)]
@@ -89,6 +90,7 @@ impl Shape {
             ("attention.single_decode", _) => &[("kv_len", 1201), ("num_q_heads", 7)],
             ("attention.ragged_prefill", _) => &[("batch", 4), ("tokens", 261), ("num_q_heads", 2)],
             ("attention.paged_prefill", _) => &[("batch", 4), ("tokens", 261), ("num_q_heads", 2)],
+            ("sampling.candidates", _) => &[("rows", 38), ("vocab_size", 4097)],
             ("sampling.sample", _) if greedy => &[("rows", 38), ("vocab_size", 4097)],
             ("sampling.sample" | "sampling.log_probabilities", _) => &[("rows", 21), ("vocab_size", 5003)],
             _ => &[],

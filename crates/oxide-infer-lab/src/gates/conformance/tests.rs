@@ -70,6 +70,31 @@ fn one_case_reaches_every_artifact_by_one_launch() {
     }
 }
 
+/// Elements of k that a warp of the kernels of one row takes at a time.
+const SPAN: u64 = 256;
+
+/// A stage that is filled once is memory of which no tool sees two users.
+#[test]
+fn the_one_case_fills_every_ring_of_few_rows_again() {
+    let (_, registry) = bench();
+    let mut rings = 0;
+    for artifact in registry.artifacts().filter(|artifact| artifact.manifest().contract == "gemm.dense") {
+        let manifest = artifact.manifest();
+        let number =
+            |name: &str| -> Option<u64> { manifest.source.schedule.get(name)?.to_string().parse().ok() };
+        let step = number("block_k").or_else(|| Some(number("warps")? * SPAN));
+        // Blocks that stay fill theirs again with the next tile.
+        let stays = manifest.source.kernel == "streamed_gemm.dense_streamed";
+        if let (Some(stages), Some(step), false) = (number("stages"), step, stays) {
+            let k = Shape::of(manifest).0.iter().find(|(name, _)| *name == "k").unwrap().1;
+            let steps = k.div_ceil(step) / number("splits").unwrap_or(1);
+            assert!(steps > stages, "{}: {steps} steps of {k} in {stages} stages", manifest.name);
+            rings += 1;
+        }
+    }
+    assert!(rings > 60, "{rings}");
+}
+
 #[test]
 fn artifacts_are_left_out_by_their_names() {
     let (_, registry) = bench();
@@ -122,10 +147,13 @@ fn an_artifact_that_does_what_is_documented_passes() {
     for name in [
         "argmax.chunk_4096",
         "sample.single",
+        "candidates.bf16.192.rows64",
+        "pick.threads_256",
         "log_probabilities.single",
         "record_history.threads_128",
         "gather.f32.threads_128",
         "gather.bf16.f32.present.threads_128",
+        "gather_weighted.bf16.threads_192",
         "rope_append.bf16.64.absent.threads_128",
         "rope_append.bf16.128.present.threads_128",
         "rope_append.bf16.128.absent.apart.nhd.16.threads_128",
@@ -160,6 +188,9 @@ fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
         ("sample.single", emulated::with_a_history_of_every_row, "history["),
         ("argmax.chunk_4096", emulated::with_a_token_for_padding, "should be 0"),
         ("argmax.chunk_4096", emulated::with_no_row_status, "row_status["),
+        ("pick.threads_256", emulated::with_a_token_for_padding, "should be 0"),
+        ("pick.threads_256", emulated::with_no_row_status, "row_status["),
+        ("candidates.bf16.192.rows128", emulated::with_the_last_of_equal_tokens, "token should be"),
         ("log_probabilities.single", emulated::with_no_row_status, "row_status["),
         ("gather.bf16.f32.present.threads_128", emulated::with_a_silent_fault, "the device should report"),
         ("record_history.threads_128", emulated::with_a_silent_fault, "the device should report"),

@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 
 /// How long the server may take to load the model and to listen.
 const START: Duration = Duration::from_secs(60);
@@ -41,24 +42,23 @@ pub(super) struct Process {
     home: Home,
 }
 
-/// The model's folder, which is removed with this.
-struct Home(PathBuf);
+/// The model's folder, which nobody else may enter, and which is removed with this.
+struct Home(TempDir);
 
 impl Home {
     /// The file whose appearance provokes the fault.
     fn trigger(&self) -> PathBuf {
-        self.0.join("provoke")
+        self.0.path().join("provoke")
     }
 }
 
 impl Process {
     pub(super) fn start(supplies: &Supplies, device: u32) -> Result<Self> {
-        let home = Home(std::env::temp_dir().join(format!("oxide-infer-fault-{}", std::process::id())));
-        std::fs::create_dir_all(&home.0)?;
-        model::write(&home.0)?;
+        let home = Home(tempfile::tempdir()?);
+        model::write(home.0.path())?;
         let mut command = Command::new(&supplies.server);
         command.args(["serve", "--weights", "random:1", "--host", "127.0.0.1", "--port", "0", "--no-ui"]);
-        command.arg("--model").arg(&home.0).args(["--device", &format!("cuda:{device}")]);
+        command.arg("--model").arg(home.0.path()).args(["--device", &format!("cuda:{device}")]);
         command.args(["--max-sequences", &SEQUENCES.to_string(), "--kv-memory", "2GiB"]);
         let provoker = supplies.provoker.canonicalize();
         let provoker = provoker.with_context(|| format!("opening {}", supplies.provoker.display()))?;
@@ -154,22 +154,14 @@ impl Drop for Process {
     }
 }
 
-impl Drop for Home {
-    fn drop(&mut self) {
-        // What cannot be removed from the folder for temporary files may stay there.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn script(text: &str) -> Result<Process> {
-        let home = tempfile::tempdir().unwrap();
         let mut command = Command::new("sh");
         command.args(["-c", text]);
-        Process::spawn(command, Home(home.keep()))
+        Process::spawn(command, Home(tempfile::tempdir().unwrap()))
     }
 
     fn ended(process: &mut Process) -> i32 {
@@ -189,7 +181,7 @@ mod tests {
         process.says("provoked", Duration::from_secs(5)).unwrap();
         assert_eq!(ended(&mut process), 70);
         assert!(process.says("illegal", Duration::ZERO).unwrap_err().to_string().contains("| provoked"));
-        let home = process.home.0.clone();
+        let home = process.home.0.path().to_owned();
         assert!(home.exists());
         drop(process);
         assert!(!home.exists(), "the folder is removed");

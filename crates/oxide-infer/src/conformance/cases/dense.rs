@@ -71,6 +71,9 @@ pub(super) fn run(suite: &mut Suite<'_>) {
             run_case(suite, &made.clone(), &Case { made, m, spacing: Spacing::Dense }, "");
         }
     }
+    // Tiles for several turns of blocks that stay, which multiply alone.
+    let made = config(DType::BF16, [17_416, 264]);
+    run_case(suite, &made.clone(), &Case { made, m: 9, spacing: Spacing::Dense }, "");
     for (format, m) in BlockFormat::ALL.into_iter().flat_map(|format| [1, 6].map(|m| (format, m))) {
         for dtype in [DType::F32, DType::BF16] {
             let weight = WeightFormat::Blocks(format);
@@ -92,9 +95,11 @@ fn models() -> Vec<(usize, [usize; 2])> {
         models.extend([(m, [136, 264]), (m, more[0]), (m, more[1])]);
     }
     // Kernels of one row are made for a `k` in multiples of 32, by its size.
-    models.extend([[200, 1056], [1000, 32], [72, 2400], [40, 4640], [8, 9728]].map(|size| (1, size)));
+    models.extend([[200, 1056], [1000, 32], [72, 2400], [40, 4640], [40, 9728]].map(|size| (1, size)));
     // So are those of a few rows that scale what was normalized in part.
     models.extend([(7, [1000, 32]), (8, [200, 1056]), (17, [200, 1056]), (33, [72, 2400]), (65, [8, 4640])]);
+    // Steps of k for several turns of a ring in each of eight ranges.
+    models.push((17, [72, 6216]));
     models
 }
 

@@ -1,6 +1,7 @@
 //! What `docs/artifacts.md` says that the kernels of tokens and positions do, on the host, from their operands alone.
 
 mod cache;
+mod candidates;
 mod products;
 
 use half::bf16;
@@ -45,6 +46,8 @@ pub(super) fn documented(
         "kv_cache.paged_append" => return cache::append(memory, dimensions, manifest),
         "position.rope" => return cache::rope(memory, dimensions),
         "activation.swiglu" => swiglu(memory, has("dtype", "bf16")),
+        "sampling.candidates" => candidates::best_of_tiles(memory, dimensions, manifest),
+        "sampling.sample" if has("logits", "candidates") => candidates::pick(memory, dimensions),
         "sampling.sample" => sample(memory, dimensions),
         "sampling.log_probabilities" => top(memory, dimensions),
         other => panic!("{other} is not emulated"),
@@ -90,6 +93,16 @@ pub(super) fn with_no_row_status(a: &Artifact, d: &Dimensions, m: &mut Memory) -
     let fault = documented(a, d, m);
     m.get_mut("row_status").unwrap().fill(0);
     fault
+}
+
+/// Of equal tokens of a tile the last.
+pub(super) fn with_the_last_of_equal_tokens(
+    a: &Artifact,
+    d: &Dimensions,
+    m: &mut Memory,
+) -> Option<DeviceStatus> {
+    candidates::last_of_tiles(m, d, a.manifest());
+    None
 }
 
 /// The weighted stream goes into the product with no scale but that of epsilon.
@@ -155,6 +168,9 @@ fn gather(memory: &mut Memory, dimensions: &Dimensions, table: Vec<f32>) -> Opti
     };
     let output: Vec<f32> = ids.iter().flat_map(row).collect();
     put(memory, "output", &output);
+    if memory.contains_key("weighted") {
+        products::begin_norm(memory, &output);
+    }
     let bad = ids.iter().position(|&id| id >= vocab_size)?;
     Some(DeviceStatus::IndexOutOfRange { index: bad as u32 })
 }

@@ -18,16 +18,21 @@ pub(super) fn product(memory: &mut Memory, dimensions: &Dimensions, manifest: &M
     if has("residual", "weighted") {
         let residual = list::<f32>(memory, "residual");
         sums.iter_mut().zip(residual).for_each(|(sum, residual)| *sum += residual);
-        let norm = list::<bf16>(memory, "norm_weight");
-        let weighted = sums.iter().zip(norm.iter().cycle()).map(|(sum, norm)| sum * norm.to_f32());
-        put(memory, "weighted", &rounded(&weighted.collect::<Vec<_>>()));
-        let square = |eight: &[f32]| eight.iter().map(|x| x * x).sum();
-        put(memory, "squares", &sums.chunks_exact(8).map(square).collect::<Vec<f32>>());
+        begin_norm(memory, &sums);
     }
     match has("output", "f32") {
         true => put(memory, "output", &sums),
         false => put(memory, "output", &rounded(&sums)),
     }
+}
+
+/// What leaves beside the residual stream for the norm after it.
+pub(super) fn begin_norm(memory: &mut Memory, stream: &[f32]) {
+    let norm = list::<bf16>(memory, "norm_weight");
+    let weighted = stream.iter().zip(norm.iter().cycle()).map(|(x, norm)| x * norm.to_f32());
+    put(memory, "weighted", &rounded(&weighted.collect::<Vec<_>>()));
+    let square = |eight: &[f32]| eight.iter().map(|x| x * x).sum();
+    put(memory, "squares", &stream.chunks_exact(8).map(square).collect::<Vec<f32>>());
 }
 
 /// The heads of `kv_cache.rope_append` with `qkv=projected`, as the packed form has them.
