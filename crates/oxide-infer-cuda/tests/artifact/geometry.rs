@@ -136,7 +136,11 @@ fn products_of_long_k_and_few_tiles_cut_k_with_a_residual_and_without() {
         (plain(256, 4096, 14_336), "tile_128x128_split2"),
         // One launch: a cluster adds up what its blocks have.
         (added(128, 1536, 8960), "m128_64x64_s5_split4"),
+        (added(72, 1536, 8960), "m128_64x64_s5_split4"),
         (added(128, 3584, 18_944), "cluster4_128x128"),
+        // By pairs of blocks.
+        (added(192, 3584, 18_944), "pair_128x224_split4"),
+        (added(256, 3584, 18_944), "pair_128x224_split4"),
         // Enough tiles, or too short a k.
         (plain(256, 2048, 1536), "tile_64x128"),
         (plain(8192, 1536, 8960), "tile_128x256"),
@@ -149,6 +153,12 @@ fn products_of_long_k_and_few_tiles_cut_k_with_a_residual_and_without() {
     // Two rows of 12 tiles in four shares; then 192 vectors of eight elements a row.
     assert_eq!(grids, [[2 * 12 * 4, 1, 1], [2, 128, 1]]);
     assert_eq!(bytes(&product, "partial", &values), 4 * 128 * 1536 * 4);
+    let pairs = artifact("dense.bf16.f32.residual.pair_128x224_split4");
+    let launches = resolve(pairs, &[("m", 192), ("n", 1544), ("k", 8960)]);
+    // One pair of rows of 7 tiles in four shares. 193 vectors a row are two blocks, 1,025 would be nine: of pairs ten.
+    let grids: Vec<_> = launches.iter().map(|launch| (launch.grid, launch.launch.cluster)).collect();
+    assert_eq!(grids, [([2 * 7 * 4, 1, 1], Some([2, 1, 1])), ([2, 192, 1], Some([2, 1, 1]))]);
+    assert_eq!(resolve(pairs, &[("m", 192), ("n", 8200), ("k", 64)])[1].grid, [10, 192, 1]);
 }
 
 #[test]

@@ -155,6 +155,9 @@ def dense(
             T.wait_wgmma(0)
             T.warpgroup_fence_operand(sum_, num_regs=block_m * block_n // CONSUMER_THREADS)
             release(free, (start + count - 1) % stages)
+            # Nothing more comes from the peers or goes to them, and they need not wait for results.
+            if round_ == rounds - 1:
+                T.cluster_arrive()
             for i, j in T.Parallel(block_m, columns):
                 result[i, j] = sum_[i, j]
             for i, j in T.Parallel(block_m, columns):
@@ -191,12 +194,14 @@ def dense(
                 T.set_max_nreg(PRODUCER_REGISTERS, 0)
                 if thread < CONSUMER_THREADS + WARP:
                     produce(input, weight, inputs, weights, full, free, block, rounds, rows, tiles, count)
+                T.sync_warp()
+                T.cluster_arrive()
             else:
                 T.set_max_nreg(CONSUMER_REGISTERS[CONSUMERS], 1)
                 consume(inputs, weights, results, full, free, output, block, rounds, rows, tiles, count)
-            # A block's memory stays until its peers have sent nothing more into it.
+            # A block's memory stays until its peers send nothing more into it.
             T.sync_warp()
-            T.cluster_sync()
+            T.cluster_wait()
 
     return replace(
         definition(function, dtype, output_dtype, epilogue),

@@ -255,6 +255,9 @@ def dense(
             T.set_max_nreg(PRODUCER_REGISTERS, 0)
             if thread < consumer_threads + WARP:
                 produce(input, weight, residual, inputs, weights, ups, full, free, block, rounds, rows, tiles, count)
+            if cluster > 1:
+                T.sync_warp()
+                T.cluster_arrive()
         else:
             T.set_max_nreg(CONSUMER_REGISTERS[consumers], 1)
             # Results follow from inputs, which are loaded after the wait; only what consumers read needs their own.
@@ -278,6 +281,10 @@ def dense(
                 if gated:
                     T.warpgroup_fence_operand(up, num_regs=registers)
                 release(free, (start + count - 1) % stages)
+                if cluster > 1:
+                    # Nothing more comes from the peers or goes to them, and they need not wait for results.
+                    if round_ == rounds - 1:
+                        T.cluster_arrive()
                 if gated:
                     for i, j in T.Parallel(block_m, columns):
                         sum_[i, j] = silu(sum_[i, j]) * up[i, j]
@@ -298,9 +305,9 @@ def dense(
             if through_shared:
                 T.tma_store_wait(0)
         if cluster > 1:
-            # A block's memory stays until its peers have sent nothing more into it.
+            # A block's memory stays until its peers send nothing more into it.
             T.sync_warp()
-            T.cluster_sync()
+            T.cluster_wait()
 
     grid = T.min(T.ceildiv(m, block_m * cluster) * T.ceildiv(n, columns) * splits, clusters)
     prelude = PREFETCH_HEADER if adds else None
@@ -328,9 +335,10 @@ def dense(
             partial: T.Tensor((splits, m, vectors, lanes), F32),
             output: T.Tensor((m, vectors, lanes), out_tile),
         ):
-            with T.Kernel(grid, threads=threads) as block:
+            with T.Kernel(grid * cluster, threads=threads, cluster_dims=cluster) as block:
                 tiles_of_block(input, weight, bias, residual, output, partial, block)
-            with T.Kernel(T.ceildiv(vectors, WARPGROUP), m, threads=WARPGROUP) as (column, row):
+            # The compiler gives the second launch the clusters of the first.
+            with T.Kernel(T.ceildiv(vectors, WARPGROUP * cluster) * cluster, m, threads=WARPGROUP) as (column, row):
                 vector = column * WARPGROUP + T.get_thread_binding()
                 total = T.alloc_local((lanes,), F32)
                 overlap_predecessor()
