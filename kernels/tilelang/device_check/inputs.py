@@ -304,6 +304,7 @@ MAKERS: Mapping[str, Callable[[Artifact, Shape], Case]] = {
     "chained_gemm.scaled_swiglu": chained.swiglu,
     "chained_gemm.scaled_projected": chained.projected,
     "projected.projected": chained.projected,
+    "chained_tiles.scaled_swiglu": chained.swiglu,
     "chained_gemv.weighted": chained.weighted,
     "chained_gemv.scaled": chained.scaled,
     "chained_gemv.scaled_swiglu": chained.swiglu,

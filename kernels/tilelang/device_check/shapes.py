@@ -58,6 +58,7 @@ def correctness(artifact: Artifact) -> Iterator[Shape]:
         "chained_gemm.scaled_swiglu": scaled_products,
         "chained_gemm.scaled_projected": scaled_projections,
         "projected.projected": scaled_projections,
+        "chained_tiles.scaled_swiglu": scaled_products,
         "chained_gemv.weighted": single_products,
         "chained_gemv.scaled": single_products,
         "chained_gemv.scaled_swiglu": single_products,
@@ -123,7 +124,8 @@ def streamed_products(artifact: Artifact) -> Iterator[Shape]:
 
 def scaled_products(artifact: Artifact) -> Iterator[Shape]:
     """Rows around the tile, an n that no tile divides, and k of a step and of many, more than are loaded ahead."""
-    tile = artifact.schedule["block_m"]
+    # Those of `chained_tiles` have 64 rows.
+    tile = artifact.schedule.get("block_m", 64)
     for m, n, k in (
         (1, 1544, 1536),
         (tile - 1, 2048, 1536),

@@ -7,7 +7,7 @@
 use super::expr::Dimensions;
 use super::manifest::{Manifest, Property};
 
-/// How every element of `gemm.dense` is added up over k: ranges of k each by themselves, then these in their order. A bias
+/// How every element of a product is added up over k: ranges of k each by themselves, then these in their order. A bias
 /// or a residual comes last.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Reduction {
@@ -15,28 +15,26 @@ pub struct Reduction {
     pub ends: Vec<u64>,
 }
 
-/// Elements of k in a slice of `prefill_gemm.dense` and `joint_gemm.dense`.
+/// Elements of k in a slice of `prefill_gemm.dense`, `joint_gemm.dense` and `chained_tiles.scaled_swiglu`.
 const PREFILL_SLICE: u64 = 64;
 
 impl Manifest {
-    /// The order in which it adds up, if it is a product whose kernel's order is known: `gemm.dense_small`,
-    /// `prefill_gemm.dense` and `joint_gemm.dense` as `docs/artifacts.md` describes them, from the tile sizes in the manifest.
+    /// The order in which it adds up, if it is a product whose kernel's order is known, as `docs/artifacts.md` describes them,
+    /// from the tile sizes in the manifest. The squares of a norm that products share have one order in all of these.
     pub fn reduction(&self, dimensions: &Dimensions) -> Option<Reduction> {
-        let k = *dimensions.get("k")?;
-        let splits = Some(self.schedule_number("splits").unwrap_or(1)).filter(|&splits| splits > 0)?;
+        let k = *dimensions.get("k").or_else(|| dimensions.get("hidden_size"))?;
+        let splits = self.schedule_number("splits").unwrap_or(1);
         let ends = match self.source.kernel.as_str() {
-            "gemm.dense_small" => {
-                // Ranges are as equal as whole slices allow.
-                let slice = self.schedule_number("block_k").filter(|&slice| slice > 0)?;
-                let slices = k.div_ceil(slice);
-                let end = |share: u64| ((share + 1) * slices / splits * slice).min(k);
-                (0..splits).map(end).collect()
+            "gemm.dense_small"
+            | "chained_gemm.weighted"
+            | "chained_gemm.scaled_swiglu"
+            | "chained_gemm.scaled_projected" => whole_slices(k, self.schedule_number("block_k")?, splits)?,
+            // A range is a warp's. Without slices warps take spans of k in turns.
+            "chained_gemv.weighted" | "chained_gemv.scaled_swiglu" | "chained_gemv.scaled_projected" => {
+                whole_slices(k, self.schedule_number("block_k")?, self.schedule_number("warps")?)?
             }
-            "prefill_gemm.dense" | "joint_gemm.dense" => {
-                // Every range has as many slices; those after the end of k are zeros.
-                let count = k.div_ceil(PREFILL_SLICE).div_ceil(splits);
-                let end = |share: u64| ((share + 1) * count * PREFILL_SLICE).min(k);
-                (0..splits).map(end).collect()
+            "prefill_gemm.dense" | "joint_gemm.dense" | "chained_tiles.scaled_swiglu" => {
+                as_many_slices(k, splits)?
             }
             _ => return None,
         };
@@ -49,6 +47,18 @@ impl Manifest {
             Property::Text(_) => None,
         }
     }
+}
+
+/// Ends of ranges that are as equal as whole slices allow.
+fn whole_slices(k: u64, slice: u64, ranges: u64) -> Option<Vec<u64>> {
+    let slices = k.checked_next_multiple_of(slice)?.checked_div(slice)?;
+    (1..=ranges).map(|range| Some((range * slices).checked_div(ranges)?.checked_mul(slice)?.min(k))).collect()
+}
+
+/// Ends of ranges that have as many slices each; those after the end of k are zeros.
+fn as_many_slices(k: u64, ranges: u64) -> Option<Vec<u64>> {
+    let count = k.div_ceil(PREFILL_SLICE).checked_next_multiple_of(ranges)?.checked_div(ranges)?;
+    (1..=ranges).map(|range| Some(range.checked_mul(count * PREFILL_SLICE)?.min(k))).collect()
 }
 
 #[cfg(test)]
@@ -80,6 +90,13 @@ mod tests {
         // 2 slices of 64, the last one of 8 elements, in 4 ranges of one slice: two are empty.
         assert_eq!(dense("tile_128x128_split4", 72), vec![64, 72, 72, 72]);
         assert_eq!(of("dense_small.bf16.bf16.bias.m16_64x128_s5", 1536), Some(vec![1536]));
+        // One row, a range for each of eight warps, as the tiles of few rows in as many.
+        let eight = residual("m8_64x128_s5_split8", 8960);
+        assert_eq!(of("weighted.bf16.m16_64x128_s5_split8", 8960), Some(eight.clone()));
+        assert_eq!(of("weighted.bf16.w8_128_s5", 8960), Some(eight));
+        assert_eq!(of("scaled_swiglu.bf16.w1_256_s4", 1536), Some(vec![1536]));
+        assert_eq!(of("scaled_swiglu.bf16.tile_64x256", 1536), Some(vec![1536]));
+        assert_eq!(of("weighted.bf16.w7_s3", 8960), None);
         assert_eq!(of("scaled.bf16.w7_s2", 1536), None);
         assert_eq!(of("rms_norm.bf16.up_to_2k", 1536), None);
     }

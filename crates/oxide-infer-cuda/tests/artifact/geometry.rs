@@ -229,8 +229,20 @@ fn products_of_one_row_have_a_block_for_eight_rows_of_the_weight() {
     let weighted = artifact("weighted.bf16.w7_s3");
     let values = [("m", 1), ("n", 1536), ("k", 8960)];
     assert_eq!(resolve(weighted, &values)[0].grid, [192, 1, 1]);
+    // A warp for each of eight ranges of k. Two blocks fit a multiprocessor.
+    let ranged = resolve(artifact("weighted.bf16.w8_128_s5"), &values);
+    assert_eq!((ranged[0].grid, ranged[0].launch.block), ([192, 1, 1], [288, 1, 1]));
+    assert!(2 * (ranged[0].launch.dynamic_shared_memory + 1024) <= 228 * 1024);
     let values = [("m", 1), ("n", 151_936), ("k", 1536)];
     assert_eq!(resolve(artifact("scaled.bf16.w7_s2"), &values)[0].grid, [18_992, 1, 1]);
+}
+
+#[test]
+fn a_gated_product_of_many_weighted_rows_has_as_many_blocks_as_multiprocessors_at_most() {
+    let gated = artifact("scaled_swiglu.bf16.tile_64x256");
+    let grid = |m| resolve(gated, &[("m", m), ("n", 8960), ("k", 1536)])[0].grid;
+    assert_eq!((grid(64), grid(65)), ([70, 1, 1], [132, 1, 1]));
+    assert_eq!(bytes(gated, "squares", &[("m", 65), ("n", 8960), ("k", 1536)]), 65 * 192 * 4);
 }
 
 #[test]

@@ -9,8 +9,8 @@ mod tests;
 
 use super::classes::StepClass;
 use super::plan::{Requests, Uncovered, list};
-use oxide_infer_cuda::artifact::{Artifact, Prediction, Reduction, Request, SelectError};
-use std::collections::{BTreeMap, HashMap};
+use oxide_infer_cuda::artifact::{Artifact, Prediction, Reduction, Registry, Request, SelectError};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A model that no deterministic plan can be made for.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -44,7 +44,7 @@ impl Phase {
 
     /// Whether speed at this size decides which order is taken. A decode step is worth most where it is short, and a prompt
     /// where it is long.
-    fn decides(self, size: u64, largest: u64) -> bool {
+    pub(super) fn decides(self, size: u64, largest: u64) -> bool {
         match self {
             Self::Prompt => size >= largest.min(1024),
             Self::Generated | Self::Head => size <= 64,
@@ -68,6 +68,20 @@ impl Order {
             None => Self::Algorithm(manifest.algorithm.clone()),
         }
     }
+}
+
+/// Whether artifacts have one order of sums for all of these.
+pub(super) fn has_order(registry: &Registry, requests: impl IntoIterator<Item = Request>) -> bool {
+    let mut common: Option<BTreeSet<Order>> = None;
+    for request in requests {
+        let Ok(candidates) = registry.candidates(&request) else { return false };
+        let orders = candidates.into_iter().map(|artifact| Order::of(artifact, &request));
+        common = Some(match &common {
+            None => orders.collect(),
+            Some(common) => orders.filter(|order| common.contains(order)).collect(),
+        });
+    }
+    common.is_some_and(|common| !common.is_empty())
 }
 
 /// The algorithm of every request for which several artifacts would do.

@@ -12,7 +12,6 @@ mod tests;
 use super::classes::StepClass;
 use super::lower::{Activation, CudaOperator};
 use super::plan::{Requests, dense_request, with};
-use crate::batch::PlanGoal;
 use crate::model::{Matrix, Vector};
 use oxide_infer::DType;
 use oxide_infer_cuda::artifact::Request;
@@ -85,8 +84,6 @@ impl<'a> Requests<'a> {
     /// The operators of a class.
     pub(super) fn step(&self, class: StepClass) -> Step<'a> {
         match class {
-            // Kernels that fuse operators round and add up in ways of their own.
-            StepClass::Decode(_) if self.sizes.goal == PlanGoal::Deterministic => self.lowered(),
             StepClass::Decode(class) => self.chain(class),
             _ => self.lowered(),
         }

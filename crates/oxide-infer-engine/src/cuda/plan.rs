@@ -14,6 +14,7 @@ use crate::model::{DenseDecoder, Matrix, ModelConfig};
 use oxide_infer::DType;
 use oxide_infer_cuda::artifact::{Registry, Request, SelectError};
 use oxide_infer_cuda::runtime::{Loader, OperatorPlan, PlanError, Workspace};
+use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::num::NonZeroU32;
@@ -147,6 +148,8 @@ pub(super) struct Requests<'a> {
     pub(super) registry: &'a Registry,
     /// What is asked for by name.
     algorithms: Rc<Algorithms>,
+    /// By what is asked for instead, whether a norm is spread over the products around it in all classes of decodes.
+    pub(super) spread: RefCell<HashMap<[String; 2], bool>>,
 }
 
 fn request(contract: &str) -> Request {
@@ -169,7 +172,8 @@ impl<'a> Requests<'a> {
         sizes: &'a PlanSizes,
         registry: &'a Registry,
     ) -> Result<Self, CoverageError> {
-        let plain = Self { config, model, sizes, registry, algorithms: Rc::default() };
+        let plain =
+            Self { config, model, sizes, registry, algorithms: Rc::default(), spread: RefCell::default() };
         if sizes.goal == PlanGoal::Fastest {
             return Ok(plain);
         }

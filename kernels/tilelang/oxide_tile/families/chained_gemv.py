@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import tilelang.language as T
 
-from oxide_tile.definition import UNLIMITED, Definition, Domain, Tensor
+from oxide_tile.definition import UNLIMITED, Definition, DefinitionError, Domain, Tensor
 from oxide_tile.expr import Name
 from oxide_tile.families.chained import (
     LANES,
@@ -32,21 +32,22 @@ from oxide_tile.families.chained import (
 )
 from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, U32, exactly, part
 from oxide_tile.families.gemm import WARP, silu
+from oxide_tile.families.ranged import (
+    HALF,
+    PASS_CONFIGS,
+    PIECE,
+    ROWS,
+    VECTOR,
+    blocks_of_shared_memory,
+    multiply_ranges,
+)
 
-# Rows of a tile, the columns of a tensor core's right operand; those that come from one place, where it has two.
-ROWS, HALF = 8, 4
-# Elements of a copy of 16 bytes, of a row that a warp copies at once, and of what four matrices of 8 by 8 have.
-VECTOR, SPAN, PIECE = 8, 256, 32
+# Elements of a row that a warp copies at once.
+SPAN = 256
 # Sums of squares that a lane loads at once.
 AHEAD = 4
 # Of a thread, so that shared memory and not registers says how many blocks fit a multiprocessor that has 64 Ki of them.
 REGISTERS, ALL_REGISTERS = 40, 65_536
-# Warps wait for their own copies only, and for all others by hand.
-PASS_CONFIGS = {
-    "tl.disable_warp_specialized": True,
-    "tl.disable_safe_memory_legalize": True,
-    "tl.disable_thread_storage_sync": True,
-}
 
 
 @T.macro
@@ -107,7 +108,7 @@ def multiply_span(ring, tokens, sum_, slot, at, k):
 
 
 @T.macro
-def multiply(input, weight, sums, low, high, k, tile, warps, stages):
+def multiply_spans(input, weight, sums, low, high, k, tile, warps, stages):
     """The sums of 8 rows by warp; weights of the first steps are copied before the predecessor has ended."""
     warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
     ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
@@ -192,20 +193,44 @@ def collect_quad(sums, row, warps):
 
 
 @T.macro
-def begin(warps):
+def square_in_turn(total):
+    """The squares of 8 lanes, of either four in turn, then of the two."""
+    lane = T.get_thread_binding() % WARP
+    square = T.alloc_var(F32, init=0.0)
+    for j in T.unroll(QUAD):
+        other = T.alloc_var(F32, init=T.shfl_sync(total, lane // QUAD * QUAD + j))
+        square += other * other
+    square += T.shfl_xor(square, QUAD)
+    return square
+
+
+@T.macro
+def begin(warps, block_k, stages):
     """Let the next kernel begin, and as many blocks share a multiprocessor as its shared memory has room for."""
-    T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
+    if block_k:
+        T.annotate_min_blocks_per_sm(blocks_of_shared_memory(warps, block_k, stages))
+    else:
+        T.annotate_min_blocks_per_sm(ALL_REGISTERS // (REGISTERS * (warps + 1) * WARP))
     T.pdl_trigger()
 
 
 @T.macro
-def multiply_weighted(input, squares, weight, low, high, k, vectors, epsilon, tile, warps, stages):
+def multiply(input, weight, sums, low, high, k, tile, warps, block_k, stages):
+    """The sums of 8 rows by warp: each has a range of k in slices of block_k, or without these spans of all of it."""
+    if block_k:
+        multiply_ranges(input, weight, sums, low, high, k, tile, warps, block_k, stages)
+    else:
+        multiply_spans(input, weight, sums, low, high, k, tile, warps, stages)
+
+
+@T.macro
+def multiply_weighted(input, squares, weight, low, high, k, vectors, epsilon, tile, warps, block_k, stages):
     """The sums of 8 rows by warp, for every thread, and what they are scaled with, for the last warp."""
-    begin(warps)
+    begin(warps, block_k, stages)
     sums = T.alloc_shared((warps, ROWS), F32)
     scale = T.alloc_var(F32)
     if T.get_thread_binding() < warps * WARP:
-        multiply(input, weight, sums, low, high, k, tile, warps, stages)
+        multiply(input, weight, sums, low, high, k, tile, warps, block_k, stages)
     else:
         T.pdl_sync()
         ahead = load_squares(squares, vectors)
@@ -214,8 +239,8 @@ def multiply_weighted(input, squares, weight, low, high, k, vectors, epsilon, ti
     return sums, scale
 
 
-def weighted(dtype: str, warps: int, stages: int) -> Definition:
-    """As `chained_gemm.weighted`, but the squares of 8 elements are added up in pairs of pairs."""
+def weighted(dtype: str, warps: int, stages: int, block_k: int = 0) -> Definition:
+    """As `chained_gemm.weighted`; where k has no ranges, squares of 8 elements are added up in pairs of pairs."""
     tile = TILE_DTYPES[dtype]
     n, k, eights = T.dynamic("n"), T.dynamic("k"), T.dynamic("eights_of_row")
 
@@ -231,13 +256,13 @@ def weighted(dtype: str, warps: int, stages: int) -> Definition:
     ):
         with T.Kernel(eights, threads=(warps + 1) * WARP) as block:
             thread = T.get_thread_binding()
-            begin(warps)
+            begin(warps, block_k, stages)
             sums = T.alloc_shared((warps, ROWS), F32)
             first = T.alloc_var(I32, init=block * ROWS)
             row = T.alloc_var(I32, init=first + thread % ROWS)
             norm, added = T.alloc_var(F32), T.alloc_var(F32)
             if thread < warps * WARP:
-                multiply(input, weight, sums, first, first + HALF, k, tile, warps, stages)
+                multiply(input, weight, sums, first, first + HALF, k, tile, warps, block_k, stages)
             else:
                 norm = T.cast(norm_weight[row], F32)
                 T.pdl_sync()
@@ -245,9 +270,13 @@ def weighted(dtype: str, warps: int, stages: int) -> Definition:
             T.sync_threads()
             if thread >= warps * WARP:
                 total = T.alloc_var(F32, init=collect(sums, thread % ROWS, warps) + added)
-                square = T.alloc_var(F32, init=total * total)
-                for distance in T.unroll(3):
-                    square += T.shfl_xor(square, 1 << distance)
+                square = T.alloc_var(F32)
+                if block_k:
+                    square = square_in_turn(total)
+                else:
+                    square = total * total
+                    for distance in T.unroll(3):
+                        square += T.shfl_xor(square, 1 << distance)
                 if thread % WARP < ROWS:
                     output[0, row] = total
                     weighted[0, row] = T.cast(total * norm, tile)
@@ -261,8 +290,10 @@ def weighted(dtype: str, warps: int, stages: int) -> Definition:
     )
 
 
-def scaled_swiglu(dtype: str, warps: int, stages: int) -> Definition:
+def scaled_swiglu(dtype: str, warps: int, stages: int, block_k: int = 0) -> Definition:
     """`silu(scale * gate) * (scale * up)`; `weight` is `[2 n, k]`, gate rows first. A tile has four rows of either."""
+    if block_k and warps > 1:
+        raise DefinitionError("no tiles of a gate have several ranges of k")
     tile = TILE_DTYPES[dtype]
     n, k, vectors = T.dynamic("n"), T.dynamic("k"), T.dynamic("vectors")
 
@@ -278,7 +309,7 @@ def scaled_swiglu(dtype: str, warps: int, stages: int) -> Definition:
             thread = T.get_thread_binding()
             first = T.alloc_var(I32, init=block * HALF)
             sums, scale = multiply_weighted(
-                input, squares, weight, first, n + first, k, vectors, epsilon, tile, warps, stages
+                input, squares, weight, first, n + first, k, vectors, epsilon, tile, warps, block_k, stages
             )
             if thread >= warps * WARP:
                 row = T.alloc_var(I32, init=thread % HALF)
@@ -294,7 +325,7 @@ def scaled_swiglu(dtype: str, warps: int, stages: int) -> Definition:
     )
 
 
-def scaled(dtype: str, warps: int, stages: int) -> Definition:
+def scaled(dtype: str, warps: int, stages: int, block_k: int = 0) -> Definition:
     """`output = scale * input . weight^T` in f32."""
     tile = TILE_DTYPES[dtype]
     n, k, vectors = T.dynamic("n"), T.dynamic("k"), T.dynamic("vectors")
@@ -311,7 +342,7 @@ def scaled(dtype: str, warps: int, stages: int) -> Definition:
             thread = T.get_thread_binding()
             first = T.alloc_var(I32, init=block * ROWS)
             sums, scale = multiply_weighted(
-                input, squares, weight, first, first + HALF, k, vectors, epsilon, tile, warps, stages
+                input, squares, weight, first, first + HALF, k, vectors, epsilon, tile, warps, block_k, stages
             )
             if thread >= warps * WARP:
                 row = T.alloc_var(I32, init=thread % ROWS)
@@ -351,7 +382,7 @@ def scaled(dtype: str, warps: int, stages: int) -> Definition:
     )
 
 
-def scaled_projected(dtype: str, head_dim: int, bias: str, warps: int, stages: int) -> Definition:
+def scaled_projected(dtype: str, head_dim: int, bias: str, warps: int, stages: int, block_k: int = 0) -> Definition:
     """Query, key and value heads; then as `kv_cache.rope_append`. A tile is four pairs of a head."""
     tile = TILE_DTYPES[dtype]
     half, biased = head_dim // 2, bias == "present"
@@ -380,7 +411,7 @@ def scaled_projected(dtype: str, head_dim: int, bias: str, warps: int, stages: i
     ):
         with T.Kernel(rows // ROWS, threads=(warps + 1) * WARP) as block:
             thread = T.get_thread_binding()
-            begin(warps)
+            begin(warps, block_k, stages)
             sums = T.alloc_shared((warps, ROWS), F32)
             head = T.alloc_var(I32, init=block // groups)
             quad = T.alloc_var(I32, init=block % groups)
@@ -391,7 +422,7 @@ def scaled_projected(dtype: str, head_dim: int, bias: str, warps: int, stages: i
             scale = T.alloc_var(F32)
             if thread < warps * WARP:
                 first = T.alloc_var(I32, init=head * head_dim + quad * QUAD)
-                multiply(input, weight, sums, first, first + half, k, tile, warps, stages)
+                multiply(input, weight, sums, first, first + half, k, tile, warps, block_k, stages)
             else:
                 if biased:
                     for side_of in T.unroll(2):

@@ -3,8 +3,7 @@
 use super::*;
 use crate::batch::PlanGoal;
 use crate::cuda::classes::Classes;
-use crate::cuda::fuse::Embedding;
-use crate::cuda::lower::CudaModel;
+use crate::cuda::lower::{CudaModel, CudaOperator};
 use crate::cuda::options::CudaOptions;
 use crate::cuda::plan::{HeadOperator, PlanSizes};
 use crate::cuda::tests::{PUBLISHED, published};
@@ -47,11 +46,16 @@ fn planned(config: &ModelConfig, options: &CudaOptions) -> BTreeMap<(Phase, Stri
         of.algorithms.push(artifact.manifest().algorithm.clone());
     };
     for class in sizes.classes.steps() {
-        note(Phase::of(class), "embedding", requests.embed(&Embedding::Plain, class));
         let step = requests.step(class);
+        note(Phase::of(class), "embedding", requests.embed(&step.embedding, class));
         assert_eq!(step.logits, None);
         for operator in step.layers.iter().flatten() {
-            note(Phase::of(class), operator.name(), requests.layer(operator, class).unwrap());
+            // An operator that one of several became has an order of its own.
+            let name = match operator {
+                CudaOperator::Fused(fused) => format!("fused {}", fused.name()),
+                other => other.name().to_owned(),
+            };
+            note(Phase::of(class), &name, requests.layer(operator, class).unwrap());
         }
     }
     for &rows in &sizes.classes.head {
@@ -78,6 +82,27 @@ fn every_operator_of_every_family_has_one_order_in_all_classes_of_a_phase() {
             }
         }
     }
+}
+
+#[test]
+fn all_classes_of_generated_tokens_have_the_same_operators() {
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let mut spread = 0;
+    for (name, architecture, shape) in PUBLISHED {
+        let config = published(architecture, shape);
+        let model = CudaModel::new(&DenseDecoder::new(&config));
+        for max_sequences in [1, 32, 256] {
+            let sizes = sizes(&config, &CudaOptions { max_sequences, ..OPTIONS });
+            let requests = Requests::new(&config, &model, &sizes, &registry).unwrap();
+            let mut decodes =
+                sizes.classes.decode.iter().map(|&class| requests.step(StepClass::Decode(class)));
+            let first = decodes.next().unwrap();
+            assert!(decodes.all(|step| step == first), "{name}, {max_sequences}");
+            let fused = |operator: &&CudaOperator| matches!(operator, CudaOperator::Fused(_));
+            spread += first.layers.iter().flatten().filter(fused).count();
+        }
+    }
+    assert!(spread > 0);
 }
 
 #[test]
@@ -111,12 +136,17 @@ fn orders_are_taken_by_the_costs_of_short_decodes_and_of_long_prompts() {
         Order::Sums(reduction) => reduction.ends.len(),
         Order::Algorithm(_) => 0,
     };
-    let (order, first) = of(Phase::Generated, "attention output projection");
-    assert_eq!((ends(&order), first), (4, "m8_64x128_s5_split4"));
-    let (order, first) = of(Phase::Generated, "query, key and value projection");
-    assert_eq!((ends(&order), first), (4, "m8_64x128_s5_split4"));
-    let (order, first) = of(Phase::Generated, "down projection");
-    assert_eq!((ends(&order), first), (8, "m8_64x128_s5_split8"));
+    // Norms are spread, and one row has kernels of these orders.
+    for (name, ranges, algorithm) in [
+        ("fused query, key and value projection", 4, "w4_128_s7"),
+        ("fused attention output projection", 4, "m8_64x128_s5_split4"),
+        ("fused gate and up projection", 1, "w1_256_s4"),
+        ("fused down projection", 8, "w8_128_s5"),
+        ("down projection", 8, "m8_64x128_s5_split8"),
+    ] {
+        let (order, first) = of(Phase::Generated, name);
+        assert_eq!((ends(&order), first), (ranges, algorithm), "{name}");
+    }
     // Long prompts are added up in one piece; those of up to 16 tokens as well, by small tiles.
     let (order, first) = of(Phase::Prompt, "down projection");
     assert_eq!((ends(&order), first), (1, "m16_64x128_s5"));

@@ -1,7 +1,9 @@
 //! Norms of a decode step of a few rows, spread over the products around them; and projections that turn and append.
 
 use super::{CudaOperator, Embedding, Fused, Requests, Step};
+use crate::batch::PlanGoal;
 use crate::cuda::classes::{DecodeClass, StepClass};
+use crate::cuda::deterministic::{Phase, has_order};
 use crate::cuda::lower::{Activation, Residual};
 use crate::model::Vector;
 use oxide_infer::DType;
@@ -29,6 +31,12 @@ struct Opening {
     scaled: Fused,
 }
 
+/// Predicted nanoseconds of operators that share a norm, and of what they stand for, the launches between them included.
+struct Times {
+    spread: u64,
+    apart: u64,
+}
+
 /// Operators that a projection stands for: the product, and rotation and append.
 const PROJECTING: usize = 2;
 
@@ -36,10 +44,14 @@ impl<'a> Requests<'a> {
     /// The operators of a class, with every norm between two products spread over them where that is predicted to take no
     /// longer. The first is spread over the embedding and the projection after it alike. The last is what it was, but that of one
     /// row goes into the logits.
+    ///
+    /// A norm that is spread rounds elsewhere than one that is not, and so does a projection that is turned by its product. So
+    /// a deterministic plan has a norm spread in all classes of decodes or in none, and nothing that only some of them have.
     pub(super) fn chain(&self, decode: DecodeClass) -> Step<'a> {
         let class = StepClass::Decode(decode);
         let (embedding, mut layers) = self.chained(class);
-        let logits = if decode.rows == 1 { self.close(&mut layers) } else { None };
+        let alone = decode.rows == 1 && self.sizes.goal == PlanGoal::Fastest;
+        let logits = if alone { self.close(&mut layers) } else { None };
         Step { embedding, layers: Cow::Owned(layers), logits }
     }
 
@@ -60,7 +72,7 @@ impl<'a> Requests<'a> {
             None => Embedding::Plain,
         };
         while let Some(&(layer, operator)) = rest.first() {
-            let used = match link(rest).filter(|link| self.admits(link, rest, class)) {
+            let used = match link(rest).filter(|link| self.links(link, rest, class)) {
                 Some(Link { weighted, scaled, readers }) => {
                     chained[layer].push(CudaOperator::Fused(weighted));
                     chained[rest[2].0].push(CudaOperator::Fused(scaled));
@@ -78,37 +90,84 @@ impl<'a> Requests<'a> {
         (embedding, chained)
     }
 
-    /// Whether the embedding and the first projection have artifacts that share a norm, judged as [`Self::admits`] does.
+    /// Whether the embedding and the first projection share a norm.
     fn opens(&self, opening: &Opening, first: &[(usize, &CudaOperator)], class: StepClass) -> bool {
-        if !self.admitted(&self.embed(&opening.embedding, class)) {
-            return false;
-        }
-        let scaled = self.fused(&opening.scaled, class.tokens());
-        if class.tokens() == 1 {
-            return self.admitted(&scaled);
-        }
-        let plain = self.layer(first[1].1, class).and_then(|request| self.predicted(&request));
-        let saved = LAUNCH * PROJECTING as u64;
-        matches!((self.predicted(&scaled), plain), (Some(scaled), Some(plain)) if scaled <= plain + saved)
+        let asked = |class: StepClass| {
+            [self.embed(&opening.embedding, class), self.fused(&opening.scaled, class.tokens())]
+        };
+        let times = |class: StepClass| {
+            let [_, scaled] = asked(class);
+            let plain = self.predicted(&self.layer(first[1].1, class)?)?;
+            Some(Times { spread: self.predicted(&scaled)?, apart: plain + LAUNCH * PROJECTING as u64 })
+        };
+        self.spreads(asked, times, class)
     }
 
-    /// Whether both products have artifacts of one row, which are made for it, or those of more are predicted to take no longer
-    /// than what they stand for, the launches between them included.
-    fn admits(&self, link: &Link, rest: &[(usize, &CudaOperator)], class: StepClass) -> bool {
-        let fused = [&link.weighted, &link.scaled].map(|fused| self.fused(fused, class.tokens()));
-        if class.tokens() == 1 {
-            return fused.iter().all(|request| self.admitted(request));
+    /// Whether both products of a link share its norm.
+    fn links(&self, link: &Link, rest: &[(usize, &CudaOperator)], class: StepClass) -> bool {
+        let asked =
+            |class: StepClass| [&link.weighted, &link.scaled].map(|fused| self.fused(fused, class.tokens()));
+        let times = |class: StepClass| {
+            let sum = |requests: [Option<Request>; 2]| -> Option<u64> {
+                let [first, second] = requests;
+                Some(self.predicted(&first?)? + self.predicted(&second?)?)
+            };
+            let spread = sum(asked(class).map(Some))?;
+            let apart = sum([rest[0].1, rest[2].1].map(|plain| self.layer(plain, class)))?;
+            Some(Times { spread, apart: apart + LAUNCH * link.readers as u64 })
+        };
+        self.spreads(asked, times, class)
+    }
+
+    /// Whether two operators share a norm in a class: at one row if both have artifacts, which are made for it, at more if they
+    /// take no longer than what they stand for; of a deterministic plan, in all classes alike.
+    fn spreads(
+        &self,
+        asked: impl Fn(StepClass) -> [Request; 2],
+        times: impl Fn(StepClass) -> Option<Times>,
+        class: StepClass,
+    ) -> bool {
+        if self.sizes.goal == PlanGoal::Deterministic {
+            return self.spreads_everywhere(asked, times);
         }
-        let plain = [rest[0].1, rest[2].1].map(|plain| self.layer(plain, class));
-        let [fused, plain] =
-            [fused.map(Some), plain].map(|requests| requests.map(|request| self.predicted(&request?)));
-        let sum = |times: [Option<u64>; 2]| Some(times[0]? + times[1]?);
-        let saved = LAUNCH * link.readers as u64;
-        matches!((sum(fused), sum(plain)), (Some(fused), Some(plain)) if fused <= plain + saved)
+        let longer = || times(class).is_none_or(|times| times.spread > times.apart);
+        asked(class).iter().all(|request| self.admitted(request)) && (class.tokens() == 1 || !longer())
+    }
+
+    /// Whether both operators have one order of sums in all classes of decodes, and those whose speed decides lose less by them
+    /// than by what they stand for, in the class that loses most.
+    fn spreads_everywhere(
+        &self,
+        asked: impl Fn(StepClass) -> [Request; 2],
+        times: impl Fn(StepClass) -> Option<Times>,
+    ) -> bool {
+        let classes = || self.sizes.classes.decode.iter().map(|&class| StepClass::Decode(class));
+        let Some(key) = classes().next().map(|class| asked(class).map(|request| request.to_string())) else {
+            return false;
+        };
+        if let Some(&known) = self.spread.borrow().get(&key) {
+            return known;
+        }
+        let deciding = classes().filter(|class| Phase::Generated.decides(class.tokens() as u64, 0));
+        let verdict = deciding.map(times).collect::<Option<Vec<_>>>().is_some_and(|times| {
+            let most = |ratio: fn(f64, f64) -> f64| {
+                let ratios = times.iter().map(|times| ratio(times.spread as f64, times.apart as f64));
+                ratios.fold(1.0, f64::max)
+            };
+            most(|spread, apart| spread / apart) <= most(|spread, apart| apart / spread)
+        });
+        let one_order =
+            |which: usize| has_order(self.registry, classes().map(|class| asked(class)[which].clone()));
+        let verdict = verdict && one_order(0) && one_order(1);
+        self.spread.borrow_mut().insert(key, verdict);
+        verdict
     }
 
     /// Whether heads that are projected, turned and appended in one launch are predicted to take no longer than in two.
     fn gains(&self, fused: &Fused, product: &CudaOperator, class: StepClass) -> bool {
+        if self.sizes.goal == PlanGoal::Deterministic {
+            return false;
+        }
         let fused = self.predicted(&self.fused(fused, class.tokens()));
         let product = self.layer(product, class).and_then(|request| self.predicted(&request));
         let moved = 2 * class.tokens() * Activation::Projected.width(self.config) * DType::BF16.size();

@@ -69,6 +69,8 @@ impl Shape {
             }
             // In multiples of 32, since sums of squares are loaded four at a time.
             ("gemm.dense", "chained_gemm.scaled_swiglu") => &[("m", 17), ("n", 200), ("k", 1056)],
+            // So many tiles that a block takes a second one, and adds up other squares for it.
+            ("gemm.dense", "chained_tiles.scaled_swiglu") => &[("m", 133), ("n", 5768), ("k", 608)],
             // Of the fewer cases that f16 has; its schedules do not cut k.
             ("gemm.dense", _) if f16 => &[("m", 8), ("n", 200), ("k", 1032)],
             ("gemm.dense", _) => &[("m", 17), ("n", 72), ("k", 6216)],

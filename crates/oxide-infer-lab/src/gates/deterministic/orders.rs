@@ -5,19 +5,19 @@ use crate::record::Finding;
 use anyhow::{Context as _, Result, ensure};
 use half::bf16;
 use oxide_infer::{DType, Element};
-use oxide_infer_cuda::artifact::manifest::{Access, Property, Role};
+use oxide_infer_cuda::artifact::manifest::{self, Access, Manifest, Property, Role};
 use oxide_infer_cuda::artifact::{Artifact, Dimensions, Reduction, Registry};
 use oxide_infer_cuda::runtime::{
     CommandScope, Context, DeviceMemory, EarlyLaunch, Loader, Operands, OperatorPlan, PinnedMemory, Region,
-    Stream,
+    StatusWord, Stream,
 };
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// `[n, k]`: attention output and down of the 1.5B shape, and sizes that no slice and no range divides.
-const SHAPES: [[usize; 2]; 4] = [[1536, 1536], [1536, 8960], [264, 72], [520, 1544]];
+pub(super) const SHAPES: [[usize; 2]; 4] = [[1536, 1536], [1536, 8960], [264, 72], [520, 1544]];
 /// First row and number of rows.
-const ROWS: [[usize; 2]; 12] = [
+pub(super) const ROWS: [[usize; 2]; 12] = [
     [0, 1],
     [299, 1],
     [7, 2],
@@ -31,18 +31,21 @@ const ROWS: [[usize; 2]; 12] = [
     [40, 256],
     [0, 300],
 ];
+const EPSILON: f32 = 1e-6;
 /// Rows in all.
 const ALL: usize = 300;
 
+/// Heads of a query and of keys and values, which are products as well.
+const HEADS: [(&str, u64); 2] = [("num_q_heads", 2), ("num_kv_heads", 1)];
+/// Tokens of a page, of which every row has one.
+const PAGE_SIZE: u64 = 64;
+
 pub(super) fn run(context: &Context, registry: &Arc<Registry>, finding: &mut Finding) -> Result<()> {
     let mut products: BTreeMap<String, Vec<&Arc<Artifact>>> = BTreeMap::new();
-    // Those of models, which multiply bf16.
-    let of_models = |artifact: &&Arc<Artifact>| {
+    for artifact in registry.artifacts().filter(|artifact| of_models(artifact.manifest())) {
         let manifest = artifact.manifest();
-        manifest.contract == "gemm.dense" && manifest.properties.get("input") == Some(&Property::from("bf16"))
-    };
-    for artifact in registry.artifacts().filter(of_models) {
-        products.entry(format!("{:?}", artifact.manifest().properties)).or_default().push(artifact);
+        let key = format!("{:?} {:?}", manifest.properties, head_dim(manifest));
+        products.entry(key).or_default().push(artifact);
     }
     // As the engine launches them.
     let loader = Loader::new(context, registry.clone()).early_launch(EarlyLaunch::WhereKernelsWait);
@@ -55,52 +58,99 @@ pub(super) fn run(context: &Context, registry: &Arc<Registry>, finding: &mut Fin
     Ok(())
 }
 
+/// Whether it is a product of models, which multiply bf16.
+fn of_models(manifest: &Manifest) -> bool {
+    let is = |property: &str, values: &[&str]| {
+        let found = manifest.properties.get(property);
+        values.iter().any(|value| found == Some(&Property::from(*value)))
+    };
+    match manifest.contract.as_str() {
+        "gemm.dense" => is("input", &["bf16", "weighted_bf16"]),
+        _ => is("qkv", &["projected"]),
+    }
+}
+
+fn head_dim(manifest: &Manifest) -> Option<u64> {
+    Some(manifest.dimensions.get("head_dim")?.min)
+}
+
 struct Products {
     stream: Stream,
     loader: Loader,
 }
 
 impl Products {
-    /// All artifacts of the same properties over one weight.
+    /// All artifacts of the same properties over one weight, as far as each admits it.
     fn compare(
         &mut self,
         artifacts: &[&Arc<Artifact>],
-        [n, k]: [usize; 2],
+        size: [usize; 2],
         finding: &mut Finding,
     ) -> Result<()> {
-        let mut first: BTreeMap<Reduction, (String, Vec<u8>)> = BTreeMap::new();
-        let Some(memory) = artifacts.first().map(|artifact| Memory::new(artifact, &self.stream, n, k)) else {
-            return Ok(());
+        let admitted = |artifact: &Artifact, rows| {
+            let dimensions = dimensions(artifact.manifest(), rows, size);
+            artifact.manifest().out_of_domain(&dimensions).is_none().then_some(dimensions)
         };
-        let memory = memory?;
+        let reduction =
+            |artifact: &Artifact| artifact.manifest().reduction(&dimensions(artifact.manifest(), 1, size));
+        let mut first: BTreeMap<Reduction, (String, Outputs)> = BTreeMap::new();
+        let mut memory = None;
         for artifact in artifacts {
-            let name = &artifact.manifest().name;
-            let Some(reduction) = artifact.manifest().reduction(&dimensions(1, n, k)) else { continue };
-            let plan = |gate: &mut Self, rows| {
-                gate.loader.plan_artifact((*artifact).clone(), dimensions(rows, n, k))
+            let Some(reduction) = reduction(artifact) else { continue };
+            let Some(all) = admitted(artifact, ALL).filter(|_| !first.contains_key(&reduction)) else {
+                continue;
             };
-            if !first.contains_key(&reduction) {
-                let plan = plan(self, ALL)?;
-                let all = memory.output(&self.stream, &plan, [0, ALL])?;
-                first.insert(reduction.clone(), (name.clone(), all));
-            }
-            let (reference, all) = &first[&reduction];
-            let row = all.len() / ALL;
+            let memory = match &memory {
+                Some(memory) => memory,
+                None => memory.insert(Memory::new(artifact, &self.stream, size)?),
+            };
+            let plan = self.loader.plan_artifact((*artifact).clone(), all)?;
+            let all = memory.outputs(&self.stream, &plan, [0, ALL])?;
+            first.insert(reduction, (artifact.manifest().name.clone(), all));
+        }
+        let Some(memory) = memory else { return Ok(()) };
+        for artifact in artifacts {
+            let Some((reference, all)) = reduction(artifact).and_then(|reduction| first.get(&reduction))
+            else {
+                continue;
+            };
             for [from, rows] in ROWS {
-                let plan = plan(self, rows)?;
-                let found = memory.output(&self.stream, &plan, [from, rows])?;
-                let what = || format!("{name}, n={n} k={k}, {rows} rows from {from} on");
-                let verdict = same_rows(&found, &all[from * row..(from + rows) * row], row);
-                let verdict = verdict.with_context(|| format!("{}, as by {reference}", what()));
-                finding.check("products of one order", verdict);
+                let Some(dimensions) = admitted(artifact, rows) else { continue };
+                let plan = self.loader.plan_artifact((*artifact).clone(), dimensions)?;
+                let found = memory.outputs(&self.stream, &plan, [from, rows])?;
+                let verdict = found.iter().try_for_each(|(name, found)| {
+                    let all = &all[name];
+                    let row = all.len() / ALL;
+                    same_rows(found, &all[from * row..(from + rows) * row], row).context(name.clone())
+                });
+                let (name, [n, k]) = (&artifact.manifest().name, size);
+                let what = || format!("{name}, n={n} k={k}, {rows} rows from {from} on, as by {reference}");
+                finding.check("products of one order", verdict.with_context(what));
             }
         }
         Ok(())
     }
 }
 
-fn dimensions(m: usize, n: usize, k: usize) -> Dimensions {
-    [("m", m), ("n", n), ("k", k)].map(|(name, value)| (name.to_owned(), value as u64)).into()
+pub(super) fn dimensions(manifest: &Manifest, rows: usize, [n, k]: [usize; 2]) -> Dimensions {
+    let named = |all: &[(&str, u64)]| all.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+    let (rows, n, k, all) = (rows as u64, n as u64, k as u64, ALL as u64);
+    match head_dim(manifest) {
+        None => named(&[("m", rows), ("n", n), ("k", k)]),
+        Some(head_dim) => named(&[
+            ("tokens", rows),
+            ("batch", rows),
+            ("hidden_size", k),
+            HEADS[0],
+            HEADS[1],
+            ("head_dim", head_dim),
+            ("rotary_dim", head_dim),
+            ("page_size", PAGE_SIZE),
+            ("num_pages", all),
+            ("max_pages", 1),
+            ("max_positions", PAGE_SIZE),
+        ]),
+    }
 }
 
 fn same_rows(found: &[u8], expected: &[u8], row: usize) -> Result<()> {
@@ -116,76 +166,103 @@ fn same_rows(found: &[u8], expected: &[u8], row: usize) -> Result<()> {
     Ok(())
 }
 
+/// What a product wrote for some rows, by operand.
+type Outputs = BTreeMap<String, Vec<u8>>;
+
 /// The operands of a product over all rows.
-struct Memory {
-    input: DeviceMemory,
-    weight: DeviceMemory,
-    bias: DeviceMemory,
-    residual: DeviceMemory,
-    output: DeviceMemory,
-    output_dtype: DType,
-    n: usize,
-    k: usize,
+struct Memory(BTreeMap<String, Place>);
+
+struct Place {
+    memory: DeviceMemory,
+    dtype: DType,
+    access: Access,
+    /// Bytes of a row, where rows have their own; a page is its row's.
+    row: Option<usize>,
+    /// Whether an operand is all rows', however few are computed.
+    whole: bool,
 }
 
 impl Memory {
-    fn new(artifact: &Artifact, stream: &Stream, n: usize, k: usize) -> Result<Self> {
-        let context = stream.context();
-        let is = |property: &str, value: &str| {
-            artifact.manifest().properties.get(property) == Some(&Property::Text(value.to_owned()))
-        };
-        let output_dtype = if is("output", "f32") { DType::F32 } else { DType::BF16 };
-        let rows = if is("activation", "swiglu") { 2 * n } else { n };
-        let output = DeviceMemory::allocate(context, ALL * n * output_dtype.size())?;
-        Ok(Self {
-            input: filled(stream, ALL * k, 1, bf16::from_f32)?,
-            weight: filled(stream, rows * k, 2, |value| bf16::from_f32(value / 16.0))?,
-            bias: filled(stream, n, 3, bf16::from_f32)?,
-            residual: filled(stream, ALL * n, 4, |value| value)?,
-            output,
-            output_dtype,
-            n,
-            k,
-        })
+    fn new(artifact: &Artifact, stream: &Stream, size: [usize; 2]) -> Result<Self> {
+        let manifest = artifact.manifest();
+        let mut places = BTreeMap::new();
+        for operand in manifest.operands.iter().filter(|operand| operand.role == Role::Operand) {
+            let elements = |rows| -> Result<usize> {
+                let extents =
+                    operand.shape.iter().map(|extent| extent.eval(&dimensions(manifest, rows, size)));
+                Ok(extents.product::<Result<u64, _>>()? as usize)
+            };
+            let (one, all) = (elements(1)?, elements(ALL)?);
+            let dtype = match operand.element {
+                manifest::Element::F32 => DType::F32,
+                manifest::Element::I32 => DType::I32,
+                _ => DType::BF16,
+            };
+            let whole = one == all;
+            let row = match operand.access {
+                _ if !whole => Some(one * dtype.size()),
+                Access::Read => None,
+                _ => Some(all / ALL * dtype.size()),
+            };
+            let memory = content(stream, &operand.name, dtype, all, places.len())?;
+            places.insert(operand.name.clone(), Place { memory, dtype, access: operand.access, row, whole });
+        }
+        Ok(Self(places))
     }
 
-    /// The rows that a plan computes from one row of the input on.
-    fn output(&self, stream: &Stream, plan: &OperatorPlan, [from, rows]: [usize; 2]) -> Result<Vec<u8>> {
+    /// What a plan writes that computes rows from one of the input's on.
+    fn outputs(&self, stream: &Stream, plan: &OperatorPlan, [from, rows]: [usize; 2]) -> Result<Outputs> {
         let context = stream.context();
-        let (bf, n, k) = (DType::BF16, self.n, self.k);
-        let width = n * self.output_dtype.size();
         let workspaces = plan.workspaces()?;
         let spaces = workspaces.iter().map(|one| DeviceMemory::allocate(context, one.bytes as usize));
         let spaces = spaces.collect::<Result<Vec<_>, _>>()?;
-        let mut operands = Operands::new()
-            .span("input", self.input.span(from * k * bf.size(), rows * k * bf.size(), bf)?)
-            .span("weight", self.weight.span(0, self.weight.bytes(), bf)?)
-            .span("output", self.output.span(0, rows * width, self.output_dtype)?);
-        for operand in &plan.artifact().manifest().operands {
-            if operand.role == Role::Operand && operand.access == Access::Read {
-                operands = match operand.name.as_str() {
-                    "bias" => operands.span("bias", self.bias.span(0, self.bias.bytes(), bf)?),
-                    "residual" => {
-                        operands.span("residual", self.residual.span(from * n * 4, rows * n * 4, DType::F32)?)
-                    }
-                    _ => operands,
-                };
-            }
+        let status = StatusWord::new(context)?;
+        let attributes = plan.artifact().manifest().attributes.keys();
+        let operands = attributes.fold(Operands::new(), |operands, name| operands.attribute(name, EPSILON));
+        let mut operands = operands.status(&status);
+        for (name, place) in &self.0 {
+            let (start, bytes) = match place.row.filter(|_| !place.whole) {
+                Some(row) => (from * row, rows * row),
+                None => (0, place.memory.bytes()),
+            };
+            operands = operands.span(name, place.memory.span(start, bytes, place.dtype)?);
         }
         for (workspace, memory) in workspaces.iter().zip(&spaces) {
             operands = operands.span(&workspace.name, memory.span(0, memory.bytes(), workspace.dtype)?);
         }
         let bound = plan.bind(&operands)?;
-        let target: Region<u8> = self.output.region(0, rows * width)?;
-        let host = PinnedMemory::<u8>::allocate(context, rows * width)?;
         let mut scope = CommandScope::new(stream)?;
-        scope.fill(&target, 0xFF)?;
+        let written = self.0.iter().filter(|(_, place)| place.access != Access::Read);
+        let mut copies = Vec::new();
+        for (name, place) in written {
+            let row = place.row.unwrap_or_default();
+            let target: Region<u8> = place.memory.region(from * row, rows * row)?;
+            scope.fill(&target, 0xFF)?;
+            copies.push((name, target, PinnedMemory::<u8>::allocate(context, rows * row)?));
+        }
         bound.enqueue(&mut scope)?;
-        scope.copy_out(&target, &host)?;
+        for (_, target, host) in &copies {
+            scope.copy_out(target, host)?;
+        }
         scope.finish()?.wait()?;
-        let mut bytes = vec![0; rows * width];
-        host.read_into(0, &mut bytes)?;
-        Ok(bytes)
+        let read = |(name, _, host): (&String, _, PinnedMemory<u8>)| {
+            let mut bytes = vec![0; host.len()];
+            host.read_into(0, &mut bytes)?;
+            Ok((name.clone(), bytes))
+        };
+        copies.into_iter().map(read).collect()
+    }
+}
+
+/// An operand of all rows: numbers, but every row's place in a page of its own, and sums of squares that are none below zero.
+fn content(stream: &Stream, name: &str, dtype: DType, len: usize, seed: usize) -> Result<DeviceMemory> {
+    match (name, dtype) {
+        ("positions", _) => written(stream, len, |row| row as i32 % PAGE_SIZE as i32),
+        ("block_table", _) => written(stream, len, |row| row as i32),
+        ("squares", _) => filled(stream, len, seed, f32::abs),
+        ("weight", _) => filled(stream, len, seed, |value| bf16::from_f32(value / 16.0)),
+        (_, DType::F32) => filled(stream, len, seed, |value| value),
+        _ => filled(stream, len, seed, bf16::from_f32),
     }
 }
 
@@ -196,10 +273,15 @@ fn filled<T: Element>(
     seed: usize,
     of: impl Fn(f32) -> T,
 ) -> Result<DeviceMemory> {
+    let value = |i: usize| ((i + seed).wrapping_mul(2_654_435_761) % 65_521) as f32 / 65_521.0 - 0.5;
+    written(stream, len, |i| of(value(i)))
+}
+
+/// Values by their places.
+fn written<T: Element>(stream: &Stream, len: usize, of: impl Fn(usize) -> T) -> Result<DeviceMemory> {
     let memory = DeviceMemory::allocate(stream.context(), len * size_of::<T>())?;
     let host = PinnedMemory::<T>::allocate(stream.context(), len)?;
-    let value = |i: usize| ((i + seed).wrapping_mul(2_654_435_761) % 65_521) as f32 / 65_521.0 - 0.5;
-    host.write_from(0, (0..len).map(|i| of(value(i))))?;
+    host.write_from(0, (0..len).map(of))?;
     let mut scope = CommandScope::new(stream)?;
     scope.copy_in(&host, &memory.region::<T>(0, len)?)?;
     scope.finish()?.wait()?;
