@@ -1,14 +1,15 @@
 //! One operator call from host operands: staged to the device between guards, run, checked, and brought back.
 
+use crate::gates::Shape;
 use anyhow::Error;
 use oxide_infer::conformance::Refusal;
 use oxide_infer::{DType, Element, FloatView, FloatViewMut, View, ViewMut};
 use oxide_infer_cuda::artifact::status::DeviceStatus;
 use oxide_infer_cuda::artifact::{Artifact, Dimensions, Registry, Request, SelectError};
 use oxide_infer_cuda::driver::CudaError;
-use oxide_infer_cuda::provider::Plan;
+use oxide_infer_cuda::provider::{BoundPlan, Plan};
 use oxide_infer_cuda::runtime::{
-    CommandScope, CompletionError, Context, DeviceMemory, EarlyLaunch, Loader, Operands, OperatorPlan,
+    CommandScope, CompletionError, Context, DeviceMemory, EarlyLaunch, Graph, Loader, Operands, OperatorPlan,
     PinnedMemory, Region, StatusWord, Stream,
 };
 use std::ops::Range;
@@ -40,6 +41,10 @@ pub(crate) struct Bench {
     /// On its way to the device and back; grows with the calls.
     pinned: PinnedMemory<u8>,
     pub(crate) unwritten: Unwritten,
+    /// Which calls are run once more, by a graph.
+    pub(crate) replayed: Option<Shape>,
+    /// Calls that a graph's replay has run to the same bits.
+    pub(crate) replays: usize,
     /// Computes what the simulated device does not.
     #[cfg(test)]
     pub(crate) emulated: Option<Emulated>,
@@ -61,6 +66,8 @@ impl Bench {
             status: StatusWord::new(context)?,
             pinned: PinnedMemory::allocate(context, 1 << 20)?,
             unwritten: Unwritten::Poisoned,
+            replayed: None,
+            replays: 0,
             #[cfg(test)]
             emulated: None,
         })
@@ -105,6 +112,12 @@ pub(crate) struct Call<'a> {
     request: Request,
     staged: Vec<Staged<'a>>,
     attributes: Vec<(&'static str, f32)>,
+}
+
+/// Memory of an operand, guards included: on the host and on the device.
+struct Place {
+    part: PinnedMemory<u8>,
+    whole: Region<u8>,
 }
 
 struct Staged<'a> {
@@ -261,52 +274,90 @@ impl<'a> Call<'a> {
             operands = operands.attribute(name, *value);
         }
         let operator = plan.bind(&operands).map_err(failed)?;
-
-        let mut scope = CommandScope::new(&bench.stream).map_err(failed)?;
-        let wholes = memories.iter().map(|memory| memory.region::<u8>(0, memory.bytes()));
-        let wholes: Vec<Region<u8>> = wholes.collect::<Result<_, _>>().map_err(failed)?;
-        let mut parts = Vec::with_capacity(wholes.len());
-        let mut start = 0;
-        for (staged, whole) in self.staged.iter().zip(&wholes) {
-            let part = bench.pinned.slice(start..start + whole.bytes()).map_err(failed)?;
-            part.write(0, &staged.image).map_err(failed)?;
-            for range in staged.copied(bench.unwritten) {
-                copy_in(&mut scope, &part, whole, range)?;
-            }
-            start += whole.bytes();
-            parts.push(part);
+        let places = self.places(bench, &memories)?;
+        let fault = self.pass(bench, &places, |scope| operator.enqueue(scope).map_err(failed))?;
+        if fault.is_none() && bench.replayed.is_some_and(|shape| shape.is_of(self.dimensions())) {
+            self.replay(bench, &places, &operator)?;
         }
-        operator.enqueue(&mut scope).map_err(failed)?;
-        for (staged, (part, whole)) in self.staged.iter().zip(parts.iter().zip(&wholes)) {
-            for range in staged.copied(bench.unwritten) {
-                copy_out(&mut scope, whole, part, range)?;
-            }
-        }
-        let fault = match scope.finish().map_err(failed)?.wait() {
-            Ok(()) => None,
-            Err(CompletionError::Device(fault)) => Some(fault),
-            Err(error) => return Err(failed(error)),
-        };
         #[cfg(test)]
-        let fault = fault.or(plan.artifact().and_then(|artifact| self.emulate(bench, artifact, &parts)));
-        for (staged, part) in self.staged.into_iter().zip(&parts) {
-            staged.bring_back(part)?;
+        let fault = fault.or(plan.artifact().and_then(|artifact| self.emulate(bench, artifact, &places)));
+        for (staged, place) in self.staged.into_iter().zip(&places) {
+            staged.bring_back(&place.part)?;
         }
         Ok(fault)
     }
 
-    #[cfg(test)]
-    fn emulate(
+    /// Where each operand is.
+    fn places(&self, bench: &Bench, memories: &[DeviceMemory]) -> Result<Vec<Place>, Refusal> {
+        let mut start = 0;
+        let place = |memory: &DeviceMemory| {
+            let whole = memory.region::<u8>(0, memory.bytes()).map_err(failed)?;
+            let part = bench.pinned.slice(start..start + whole.bytes()).map_err(failed)?;
+            start += whole.bytes();
+            Ok(Place { part, whole })
+        };
+        memories.iter().map(place).collect()
+    }
+
+    /// Brings every operand to the device as it was before the call, runs what is enqueued, and brings all of them back.
+    fn pass(
         &self,
         bench: &Bench,
-        artifact: &Artifact,
-        parts: &[PinnedMemory<u8>],
-    ) -> Option<DeviceStatus> {
+        places: &[Place],
+        enqueue: impl FnOnce(&mut CommandScope) -> Result<(), Refusal>,
+    ) -> Outcome {
+        let mut scope = CommandScope::new(&bench.stream).map_err(failed)?;
+        for (staged, Place { part, whole }) in self.staged.iter().zip(places) {
+            part.write(0, &staged.image).map_err(failed)?;
+            for range in staged.copied(bench.unwritten) {
+                copy_in(&mut scope, part, whole, range)?;
+            }
+        }
+        enqueue(&mut scope)?;
+        for (staged, Place { part, whole }) in self.staged.iter().zip(places) {
+            for range in staged.copied(bench.unwritten) {
+                copy_out(&mut scope, whole, part, range)?;
+            }
+        }
+        match scope.finish().map_err(failed)?.wait() {
+            Ok(()) => Ok(None),
+            Err(CompletionError::Device(fault)) => Ok(Some(fault)),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Runs the call once more by a graph, which must leave the same bits in what goes back to the host.
+    fn replay(&self, bench: &mut Bench, places: &[Place], operator: &BoundPlan) -> Result<(), Refusal> {
+        let first = self.outputs(places)?;
+        let graph = Graph::capture(&bench.stream, |scope| operator.enqueue(scope)).map_err(failed)?;
+        let fault = self.pass(bench, places, |scope| graph.replay(scope).map_err(failed))?;
+        if fault.is_some() || self.outputs(places)? != first {
+            let found = fault.map_or("left other bits".to_owned(), |fault| format!("found a fault: {fault}"));
+            return Err(Refusal::Failed(format!("a graph's replay of the call {found}")));
+        }
+        bench.replays += 1;
+        Ok(())
+    }
+
+    /// What the device left in operands that go back to the host.
+    fn outputs(&self, places: &[Place]) -> Result<Vec<Vec<u8>>, Refusal> {
+        let outputs =
+            self.staged.iter().zip(places).filter(|(staged, _)| matches!(staged.changes, Changes::Output(_)));
+        let read = |(_, place): (_, &Place)| {
+            let mut bytes = vec![0; place.part.len()];
+            place.part.read_into(0, &mut bytes).map_err(failed)?;
+            Ok(bytes)
+        };
+        outputs.map(read).collect()
+    }
+
+    #[cfg(test)]
+    fn emulate(&self, bench: &Bench, artifact: &Artifact, places: &[Place]) -> Option<DeviceStatus> {
         let emulated = bench.emulated?;
         let body = |staged: &Staged<'_>| staged.image[GUARD..staged.image.len() - GUARD].to_vec();
         let mut memory = self.staged.iter().map(|staged| (staged.name.clone(), body(staged))).collect();
         let fault = emulated(artifact, self.request.dimensions(), &mut memory);
-        for (staged, part) in self.staged.iter().zip(parts) {
+        for (staged, Place { part, .. }) in self.staged.iter().zip(places) {
             part.write(GUARD, &memory[&staged.name]).unwrap();
         }
         fault

@@ -18,7 +18,8 @@ use std::sync::Arc;
 /// A set of checks on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Gate {
-    /// Every artifact against the contracts' references, with guards, poison and bad indices.
+    /// Every artifact against the contracts' references, with guards, poison and bad indices; a call of each once more from a
+    /// graph.
     Conformance,
     /// Dropping and replaying while the device works; copies; timing of launches.
     Lifetime,

@@ -72,6 +72,11 @@ impl OxideTile {
         self.runs
     }
 
+    /// Calls that were also run by a graph's replay, to the same bits.
+    pub(crate) fn replays(&self) -> usize {
+        self.bench.replays
+    }
+
     /// Faults of the contract that the artifact admits: their cases count as not covered.
     pub(crate) fn unjudged(&self) -> usize {
         self.unjudged

@@ -103,6 +103,8 @@ enum Task {
 struct Found {
     /// Calls that ran on the device, or operands that were refused.
     checks: usize,
+    /// Of those, calls that a graph's replay ran to the same bits.
+    replays: usize,
     unjudged: usize,
     near: usize,
     failures: Vec<String>,
@@ -171,8 +173,9 @@ impl Task {
         cases: Cases,
     ) -> Result<Found> {
         let mut bench = Bench::new(context, registry)?;
-        if cases == Cases::One {
-            bench.unwritten = Unwritten::Uninitialized;
+        match cases {
+            Cases::All => bench.replayed = Some(Shape::of(artifact.manifest())),
+            Cases::One => bench.unwritten = Unwritten::Uninitialized,
         }
         match self {
             Self::Cases(contract, choice, launch) => {
@@ -202,6 +205,7 @@ fn contract_cases(mut tile: OxideTile, contract: Contract) -> Found {
     Found {
         // Refusals that need no device are the suite's business; what is counted here ran on it.
         checks: tile.runs(),
+        replays: tile.replays(),
         unjudged: tile.unjudged(),
         near: report.near(),
         failures: failures.collect(),
@@ -209,7 +213,7 @@ fn contract_cases(mut tile: OxideTile, contract: Contract) -> Found {
 }
 
 fn note(finding: &mut Finding, name: &str, task: Task, found: Result<Found>) {
-    let Found { checks, unjudged, near, failures } = match found {
+    let Found { checks, replays, unjudged, near, failures } = match found {
         Ok(found) => found,
         Err(error) => return finding.check(name, Err(error)),
     };
@@ -219,6 +223,9 @@ fn note(finding: &mut Finding, name: &str, task: Task, found: Result<Found>) {
     };
     if checks > 0 {
         *finding.passed.entry(what.to_owned()).or_default() += checks;
+    }
+    if replays > 0 {
+        *finding.passed.entry("calls replayed from a graph, bit for bit".to_owned()).or_default() += replays;
     }
     if unjudged > 0 {
         *finding
