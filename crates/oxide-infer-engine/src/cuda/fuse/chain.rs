@@ -37,6 +37,9 @@ struct Times {
     apart: u64,
 }
 
+/// Rows of a step over which a norm is spread where it need not be: over more it takes longer (docs/performance.md).
+const MOST_SPREAD: usize = 64;
+
 /// Operators that a projection stands for: the product, and rotation and append.
 const PROJECTING: usize = 2;
 
@@ -129,6 +132,9 @@ impl<'a> Requests<'a> {
     ) -> bool {
         if self.sizes.goal == PlanGoal::Deterministic {
             return self.spreads_everywhere(asked, times);
+        }
+        if class.tokens() > MOST_SPREAD {
+            return false;
         }
         let longer = || times(class).is_none_or(|times| times.spread > times.apart);
         asked(class).iter().all(|request| self.admitted(request)) && (class.tokens() == 1 || !longer())
