@@ -20,7 +20,7 @@ from oxide_tile.families.common import (
 
 @T.macro
 def find_row(index, known, ids, slots, last_tokens, status, token, vocab_size, max_sequences, feeds):
-    """The row of a token's id and whether the table has it; with `feeds` that of what its slot sampled last, if it has one."""
+    """The row of a token's id and whether the table has it; with `feeds` that of what its slot sampled last."""
     index[0] = ids[token]
     if feeds:
         slot = T.alloc_var(I32, init=slots[token])
@@ -68,7 +68,9 @@ def gather(dtype: str, threads: int, output_dtype: str | None = None, feedback: 
                 i = step * threads + thread
                 if i < row_vectors:
                     for j in T.vectorized(lanes):
-                        output[token, i, j] = T.cast(T.if_then_else(known[0], table[row, i, j], T.cast(0, tile)), out_tile)
+                        output[token, i, j] = T.cast(
+                            T.if_then_else(known[0], table[row, i, j], T.cast(0, tile)), out_tile
+                        )
 
     return Definition(
         contract="embedding.gather",
@@ -93,9 +95,10 @@ def gather(dtype: str, threads: int, output_dtype: str | None = None, feedback: 
 
 
 def gather_weighted(dtype: str, threads: int) -> Definition:
-    """As `gather` with feedback into f32, and what the next product needs of the norm after it, as `chained_gemm.weighted`
-    leaves it: `weighted = output * norm_weight`, rounded, and the sums of the squares of every 8 elements of the output,
-    of either four in turn, then of the two.
+    """As `gather` with feedback into f32, and what the next product needs of the norm after it.
+
+    That is as `chained_gemm.weighted` leaves it: `weighted = output * norm_weight`, rounded, and the sums of the
+    squares of every 8 elements of the output, of either four in turn, then of the two.
     """
     tile, lanes = TILE_DTYPES[dtype], vector_lanes(dtype)
     tokens, vocab_size, row_vectors = T.dynamic("tokens"), T.dynamic("vocab_size"), T.dynamic("row_vectors")
