@@ -23,7 +23,7 @@ from collections import Counter
 from pathlib import Path
 
 ARTIFACTS = Path(__file__).resolve().parents[2] / "crates/oxide-infer-cuda/artifacts/sm_90a"
-FIRST = "gather_bf16_f32_present"
+FIRST = ("gather_bf16_f32_present", "gather_weighted_bf16")
 PREFILL = "paged_prefill"
 DECODE = "paged_decode"
 NANOSECONDS = {"ns": 1.0, "nsecond": 1.0, "us": 1e3, "usecond": 1e3, "ms": 1e6, "msecond": 1e6}

@@ -12,7 +12,7 @@ use oxide_infer_engine::cpu::{CpuOptions, KvMemory, PlanError};
 use oxide_infer_engine::cuda::{ArtifactSource, CudaLoadError, CudaOptions, CudaPlanError, load_cuda};
 use oxide_infer_engine::{
     Engine, EngineConfig, EngineHandle, Executor, ExecutorLimits, LoadError, LoadProgress, ModelSource,
-    PlanGoal, PrefixCache, load_cpu,
+    PlanGoal, PrefixCache, load_cpu, trim_heap,
 };
 use oxide_infer_server::text::{SpecialInContent, TextModel, TextOptions};
 use std::sync::Arc;
@@ -52,6 +52,7 @@ pub(crate) async fn load(
         let defaults = GenerationConfig::of(source.path())?;
         let config = EngineConfig { max_waiting, ..EngineConfig::default() };
         let engine = start(&source, device, &engine_options, config)?;
+        trim_heap();
         Ok(Loaded { text: Arc::new(text), engine, defaults, device_name })
     })
     .await?

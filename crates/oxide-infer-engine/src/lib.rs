@@ -57,7 +57,7 @@ pub use batch::{
 pub use engine::{Engine, EngineConfig, StartError};
 pub use handle::{DrainOutcome, EngineHandle, EventStream, Health};
 pub use kv::PrefixCache;
-pub use load::{LoadError, LoadProgress, load_cpu};
+pub use load::{LoadError, LoadProgress, load_cpu, trim_heap};
 pub use metrics::{EngineMetrics, MetricsSnapshot};
 pub use request::{EngineEvent, EngineRequest, FinishReason, RequestId, SubmitError};
 pub use source::{ModelSource, SourceError};

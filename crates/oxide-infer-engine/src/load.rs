@@ -60,3 +60,13 @@ pub fn load_cpu(
 ) -> Result<CpuExecutor, LoadError> {
     CpuExecutor::load(source, options, progress)
 }
+
+/// Gives memory that is free back to the system. Loading frees what it needed, from many threads, and the allocator keeps that
+/// for allocations that never come: what serving allocates is small.
+pub fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: it takes the allocator's own locks, and gives back only pages that nothing is allocated in.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

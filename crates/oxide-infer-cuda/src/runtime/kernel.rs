@@ -3,7 +3,7 @@ use super::context::Context;
 use super::memory::{DeviceMemory, Span};
 use super::status::StatusWord;
 use super::stream::Stream;
-use crate::driver::{CudaError, DevicePtr, LaunchShape, RawFunction, RawModule, TensorMap, TensorMapRecipe};
+use crate::driver::{CudaError, LaunchShape, RawFunction, RawModule, TensorMap, TensorMapRecipe};
 use std::ffi::{CString, c_void};
 use std::sync::Arc;
 
@@ -127,19 +127,38 @@ pub struct BoundLaunch {
 struct Bound {
     kernel: Kernel,
     shape: LaunchShape,
-    /// One per parameter, wide and aligned enough for a tensor map, the largest that a kernel takes.
-    arguments: Vec<Slot>,
+    /// One per parameter.
+    arguments: Box<[Slot]>,
     /// Keeps the operands' memory; never read.
-    _memory: Vec<DeviceMemory>,
+    _memory: Box<[DeviceMemory]>,
 }
 
-#[derive(Clone, Copy)]
-#[repr(C)]
-union Slot {
-    ptr: DevicePtr,
-    number: [u8; NUMBER_BYTES],
-    f32: f32,
-    map: TensorMap,
+/// What a parameter takes by value. A model has tens of thousands, of which few are tensor maps, so those lie apart.
+enum Slot {
+    /// A number or an address, as it lies in memory.
+    Word(Word),
+    Map(Box<TensorMap>),
+}
+
+/// Aligned for every number that a kernel takes.
+#[repr(C, align(8))]
+struct Word([u8; NUMBER_BYTES]);
+
+impl Slot {
+    fn word(bytes: &[u8]) -> Self {
+        let mut word = [0; NUMBER_BYTES];
+        // `bind` has refused longer numbers.
+        word.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+        Self::Word(Word(word))
+    }
+
+    /// What the driver copies the parameter from.
+    fn value(&self) -> *mut c_void {
+        match self {
+            Self::Word(word) => std::ptr::from_ref(word).cast_mut().cast(),
+            Self::Map(map) => std::ptr::from_ref::<TensorMap>(map).cast_mut().cast(),
+        }
+    }
 }
 
 impl Module {
@@ -219,22 +238,17 @@ impl Kernel {
 
     fn slot(&self, argument: &Argument<'_>) -> Result<Slot, CudaError> {
         Ok(match argument {
-            Argument::Region(span, _) => Slot { ptr: span.ptr() },
+            Argument::Region(span, _) => Slot::word(&span.ptr().0.to_ne_bytes()),
             Argument::TensorMap(span, _, recipe) => {
                 // SAFETY: the span is live and leased by the launch that holds the map.
                 let map =
                     self.context().call(|driver| unsafe { driver.encode_tensor_map(span.ptr(), recipe) })?;
-                Slot { map }
+                Slot::Map(Box::new(map))
             }
-            Argument::Status(status) => Slot { ptr: status.ptr() },
-            Argument::Null => Slot { ptr: DevicePtr(0) },
-            Argument::Number(bytes) => {
-                let mut number = [0; NUMBER_BYTES];
-                // `bind` has refused longer ones.
-                number.iter_mut().zip(*bytes).for_each(|(to, from)| *to = *from);
-                Slot { number }
-            }
-            Argument::F32(value) => Slot { f32: *value },
+            Argument::Status(status) => Slot::word(&status.ptr().0.to_ne_bytes()),
+            Argument::Null => Slot::word(&[]),
+            Argument::Number(bytes) => Slot::word(bytes),
+            Argument::F32(value) => Slot::word(&value.to_ne_bytes()),
         })
     }
 }
@@ -270,8 +284,8 @@ impl BoundLaunch {
     pub(super) fn enqueue(&self, stream: &Stream) -> Result<(), CudaError> {
         let bound = &*self.bound;
         let mut pointers = [std::ptr::null_mut::<c_void>(); MAX_PARAMETERS];
-        for (pointer, slot) in pointers.iter_mut().zip(&bound.arguments) {
-            *pointer = std::ptr::from_ref(slot).cast_mut().cast();
+        for (pointer, slot) in pointers.iter_mut().zip(&*bound.arguments) {
+            *pointer = slot.value();
         }
         let pointers = &mut pointers[..bound.arguments.len()];
         // SAFETY: `bind` fixed as many arguments as the kernel has parameters; the driver reads them before it returns,

@@ -3,8 +3,8 @@
 `output[m, n] = input[m, k] . weight[n, k]^T + residual[m, n]`. There are too few tiles for all multiprocessors, so
 every block of a cluster has a range of k of one tile. One warp loads slices of k into a ring of shared memory, weights
 as soon as the block is placed, before the kernel ahead has ended; warpgroups of 64 tokens each multiply. When all are
-done, every block sends its sums to the blocks that finish them, over the rings, and adds up what it was sent in the
-order of k.
+done, every block writes its sums into the memory of the blocks that finish them, over the rings, and adds up what it
+was sent in the order of k.
 
 m, n and k are symbolic. Every element of `output` is summed over k in an order that does not depend on m.
 """
@@ -15,16 +15,20 @@ import tilelang.language as T
 
 from oxide_tile.definition import Definition, DefinitionError
 from oxide_tile.families.common import F32, I32, TILE_DTYPES, part
-from oxide_tile.families.gemm import ALL_CONSUMERS, QUAD, WARP, WARPGROUP, definition
+from oxide_tile.families.gemm import QUAD, WARP, WARPGROUP, definition
 
 # Rows of the input that a warpgroup multiplies, and elements of k that a slice has: 128 bytes, as wide as the swizzle.
 ROWS = 64
 BLOCK_K = 64
 # Columns that four neighbouring threads hold, two each.
 GROUP = 8
-# Between tokens of a part in shared memory: so many columns that those of four neighbours lie in different banks, or
-# half as many where that would be much to send.
-PADS = {True: GROUP, False: GROUP // 2}
+PUT_PEER = """
+__device__ __forceinline__ void put_peer(void *at, int block, float first, float second) {
+  unsigned there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"((unsigned)__cvta_generic_to_shared(at)), "r"(block));
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(there), "f"(first), "f"(second) : "memory");
+}
+"""
 
 
 def dense_clustered(
@@ -39,7 +43,8 @@ def dense_clustered(
     tile, out_tile = TILE_DTYPES[dtype], TILE_DTYPES[output_dtype]
     consumers = block_m // ROWS
     consumer_threads = consumers * WARPGROUP
-    stride = width + PADS[width % 32 == 0]
+    # Rows of a part start in different banks: four of them fill all.
+    stride = width + (GROUP if width % (2 * GROUP) == 0 else 0)
     quads_of_part = width // QUAD
     units = block_m * quads_of_part
     turns = -(-units // consumer_threads)
@@ -100,29 +105,20 @@ def dense_clustered(
         T.warpgroup_fence_operand(sum_, num_regs=block_n * ROWS // WARPGROUP)
 
     @T.macro
-    def share_out(sum_, sums, parts, share):
-        """Bring the sums to shared memory in the parts that blocks of the cluster finish, its own to `parts`."""
-        # No warpgroup reads the ring any more.
-        T.sync_threads(ALL_CONSUMERS, consumer_threads)
-        for i, j in T.Parallel(block_m, block_n):
-            sums[j // width, i, j % width] = sum_[i, j]
-        for i, j in T.Parallel(block_m, block_n):
-            if j // width == share:
-                parts[share, i, j % width] = sum_[i, j]
-        T.fence_proxy_async()
-
-    @T.macro
-    def exchange(sums, parts, arrived, share):
-        """Send every block of the cluster its part of this one's sums, and wait for theirs."""
-        for other in T.unroll(splits):
-            if other != share:
-                T.copy_cluster(
-                    sums[other, 0:block_m, 0:stride],
-                    parts[share, 0:block_m, 0:stride],
-                    dst_block=other,
-                    remote_barrier=arrived[0],
-                )
-        T.barrier_wait(arrived[0], 0)
+    def send(sum_, parts, share):
+        """Write every pair of sums to the block that finishes it."""
+        both = T.alloc_local((2,), F32)
+        for i, pair in T.Parallel(block_m, block_n // 2):
+            for lane in T.vectorized(2):
+                both[lane] = sum_[i, pair * 2 + lane]
+            T.call_extern(
+                "handle",
+                "put_peer",
+                T.access_ptr(parts[share, i, pair * 2 % width], "w"),
+                pair * 2 // width,
+                both[0],
+                both[1],
+            )
 
     @T.macro
     def finish(parts, extra, output, row, at):
@@ -153,13 +149,12 @@ def dense_clustered(
             T.ceildiv(m, block_m),
             threads=consumer_threads + WARP,
             cluster_dims=splits,
+            prelude=PUT_PEER,
         ) as (block, row):
             weights = T.alloc_shared((stages, block_n, BLOCK_K), tile)
             inputs = T.alloc_shared((stages, block_m, BLOCK_K), tile)
-            sums = T.alloc_shared((splits, block_m, stride), F32)
             parts = T.alloc_shared((splits, block_m, stride), F32)
             full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([consumers] * stages)
-            arrived = T.alloc_cluster_barrier([splits - 1])
             sum_ = T.alloc_fragment((block_m, block_n), F32)
             extra = T.alloc_local((turns, QUAD), F32)
             thread = T.get_thread_binding()
@@ -182,19 +177,15 @@ def dense_clustered(
                         for lane in T.vectorized(QUAD):
                             extra[turn, lane] = T.cast(residual[row * block_m + token, at + quad, lane], F32)
                 multiply(inputs, weights, full, free, sum_, count)
-                share_out(sum_, sums, parts, share)
             # No ring of the cluster is in use any more.
             T.sync_warp()
             T.cluster_sync()
             if thread < consumer_threads:
-                exchange(sums, parts, arrived, share)
-            # Nothing more is sent to this block, so that for all it needs the others may end.
+                send(sum_, parts, share)
             T.sync_warp()
-            T.cluster_arrive()
+            T.cluster_sync()
             if thread < consumer_threads:
                 finish(parts, extra, output, row, at)
-            T.sync_warp()
-            T.cluster_wait()
 
     return replace(
         definition(function, dtype, output_dtype, epilogue),

@@ -5,7 +5,7 @@ use crate::batch::PlanGoal;
 use crate::cuda::classes::{Classes, DecodeClass, Reach};
 use crate::cuda::lower::CudaModel;
 use crate::cuda::plan::PlanSizes;
-use crate::cuda::tests::published;
+use crate::cuda::tests::{PUBLISHED, published};
 use crate::model::{Architecture, DenseDecoder, ModelConfig};
 use oxide_infer_cuda::artifact::{Registry, Target};
 
@@ -15,17 +15,21 @@ const fn decode(rows: usize) -> StepClass {
     StepClass::Decode(DecodeClass { rows, reach: Reach::Any })
 }
 
-/// The operators of the first layer and of the last in a class, by name, and whether logits are made by one operator.
-fn layers(config: &ModelConfig, class: StepClass) -> ([Vec<String>; 2], bool) {
-    let model = CudaModel::new(&DenseDecoder::new(config));
-    let sizes = PlanSizes {
+fn sizes() -> PlanSizes {
+    PlanSizes {
         goal: PlanGoal::Fastest,
         classes: Classes::new(256, 256, 4096),
         max_sequences: 256,
         max_model_len: 4096,
         pool_pages: 100,
         multiprocessors: 132,
-    };
+    }
+}
+
+/// The operators of the first layer and of the last in a class, by name, and whether logits are made by one operator.
+fn layers(config: &ModelConfig, class: StepClass) -> ([Vec<String>; 2], bool) {
+    let model = CudaModel::new(&DenseDecoder::new(config));
+    let sizes = sizes();
     let registry = Registry::embedded(Target::hopper()).unwrap();
     let requests = Requests::new(config, &model, &sizes, &registry).unwrap();
     let step = requests.step(class);
@@ -160,5 +164,26 @@ fn all_norms_of_one_row_are_spread_over_the_products_of_published_shapes() {
         (Architecture::Mistral, [4096, 14_336, 32, 8, 128, 32_768]),
     ] {
         assert_eq!(layers(&published(architecture, shape), ONE), (closed(), true), "{shape:?}");
+    }
+}
+
+#[test]
+fn products_of_one_row_are_by_kernels_of_their_own_at_published_shapes() {
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    for (name, architecture, shape) in PUBLISHED {
+        let config = published(architecture, shape);
+        let model = CudaModel::new(&DenseDecoder::new(&config));
+        let sizes = sizes();
+        let requests = Requests::new(&config, &model, &sizes, &registry).unwrap();
+        let step = requests.step(ONE);
+        let fused = step.layers.iter().flatten().filter_map(|operator| match operator {
+            CudaOperator::Fused(fused) => Some(fused),
+            _ => None,
+        });
+        for fused in fused {
+            let chosen = registry.select(&requests.fused(fused, 1)).unwrap();
+            let algorithm = &chosen.manifest().algorithm;
+            assert!(algorithm.starts_with("w6_") || algorithm.starts_with("w7_"), "{name}: {algorithm}");
+        }
     }
 }
