@@ -30,9 +30,10 @@ pub(super) fn clean<'a>(evidence: &'a Evidence, artifact: &str, hash: Sha256Hex)
     TOOLS.into_iter().filter_map(newest).collect()
 }
 
-/// Whether a process found something wrong with an artifact: by its name, or in a process that names none of those that it ran.
+/// Whether a process found something wrong with an artifact that it ran: by its name, or in a process that names none of those.
 fn has_errors(record: &Sanitized, tool: &str, artifact: &str) -> bool {
-    record.steps.iter().filter(|step| step.tool == tool && step.ran.contains_key(artifact)).any(|step| {
+    let ran = |step: &&Step| step.ran.get(artifact).is_some_and(|count| *count > 0);
+    record.steps.iter().filter(|step| step.tool == tool).filter(ran).any(|step| {
         let bad = step.errors.is_some_and(|errors| errors > 0) || !step.failures.is_empty();
         bad && (accuses(step, artifact) || !step.ran.keys().any(|ran| accuses(step, ran)))
     })

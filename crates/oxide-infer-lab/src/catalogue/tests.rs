@@ -192,6 +192,10 @@ fn one_error_in_any_run_of_a_tool_outweighs_its_clean_runs() {
     ] {
         assert_eq!(clean_tools(&[good.clone(), other]), ["racecheck"]);
     }
+    // Of a process that named it because no case had reached it.
+    let mut missed = sanitized(NOW, "racecheck", json!(1), json!(0), &["no case has reached it"]);
+    missed["steps"][0]["ran"][NAME] = json!(0);
+    assert_eq!(clean_tools(&[good.clone(), missed]), ["racecheck"]);
     // Of a process that ran several artifacts, those that it names.
     let symbol = |name: &str| format!("Error: Race reported at {}_kernel+0x10", name.replace('.', "_"));
     for (reports, found) in [(symbol(NAME), vec![]), (symbol("others"), vec!["racecheck"])] {
