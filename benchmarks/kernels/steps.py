@@ -9,8 +9,8 @@
 
 Steps of exactly so many rows are taken, each from one `embedding.gather` to the next. What a launch adds to its step is
 the time from when all launches before it had ended until it ended, so that the parts make up the step; the record has
-means over all steps but the first two and the last two, and one step whole. Tracing itself costs at most 1% of such a
-step of 8 rows, 3% of one of 32.
+means over all steps but the first two and the last two, and one step whole; the step's own time is a median. Traced
+steps took 1% longer at 8 rows, 4.5% at 32.
 """
 
 import argparse
@@ -30,7 +30,10 @@ def events(trace: Path) -> list[tuple[int, int, str, int]]:
     """Begin, end, name, and blocks or bytes of every launch and copy, in order of their beginning."""
     found = []
     for line in trace.read_text().splitlines():
-        kind, start, end, _graph, name, size = line.split()
+        kind, *fields = line.split()
+        if kind == "dropped":
+            raise SystemExit(f"{trace}: {fields[0]} records are missing")
+        start, end, _graph, name, size = fields
         found.append((int(start), int(end), name if kind == "kernel" else f"copy {name}", int(size)))
     return sorted(found)
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import steps
 
 GATHER, DECODE, HEAD = "gather_bf16_f32_present_threads_128_kernel", "paged_decode_bf16_kernel", "argmax_kernel"
@@ -44,3 +45,10 @@ def test_a_trace_without_such_steps_is_refused(tmp_path: Path, capsys) -> None:
     arguments = [str(path), "--rows", "8", "--revision", "r", "--command", "run", "--json", str(tmp_path / "out")]
     assert steps.main(arguments) == 1
     assert "no two decode steps of 8 rows" in capsys.readouterr().err
+
+
+def test_a_trace_that_lacks_records_is_refused(tmp_path: Path) -> None:
+    path = trace(tmp_path / "trace", [8, 8])
+    path.write_text(path.read_text() + "dropped 3\n")
+    with pytest.raises(SystemExit, match="3 records are missing"):
+        steps.events(path)

@@ -15,7 +15,7 @@ use crate::batch::{
 };
 use crate::metrics::OperatorCounters;
 use oxide_infer::sampling;
-use oxide_infer_cuda::runtime::{CommandScope, Completion, PinnedMemory, Stream};
+use oxide_infer_cuda::runtime::{CommandScope, Completion, CompletionError, PinnedMemory, Stream};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -36,6 +36,8 @@ pub struct CudaExecutor {
     pub(super) rings: Rings,
     /// Steps that were submitted and not collected, oldest first.
     pub(super) in_flight: VecDeque<InFlight>,
+    /// Whether a step was enqueued in part: the device may still read what its ring has, and nothing waits for it.
+    pub(super) broken: bool,
     /// Lists of steps that were collected, whose allocations are used again.
     pub(super) spare: Vec<StepLists>,
     /// What it takes to show logits, if they are kept.
@@ -72,6 +74,15 @@ pub(super) struct InFlight {
     copied: Option<Completion>,
     completion: Completion,
     lists: StepLists,
+}
+
+impl InFlight {
+    /// Waits for all of it, whatever the first part says.
+    fn wait(self) -> Result<StepLists, CompletionError> {
+        let ended = self.completion.wait();
+        let copied = self.copied.map_or(Ok(()), Completion::wait);
+        ended.and(copied).map(|()| self.lists)
+    }
 }
 
 /// What the device brought of one chunk.
@@ -117,7 +128,11 @@ impl Executor for CudaExecutor {
         if self.in_flight.len() == STEPS_IN_FLIGHT {
             return Err(failure(format!("{STEPS_IN_FLIGHT} steps are in flight already")));
         }
+        if self.broken {
+            return Err(failure("a step before could be enqueued only in part"));
+        }
         self.check(batch)?;
+        self.broken = true;
         let mut lists = self.spare.pop().unwrap_or_default();
         lists.clear();
         // The step that used this ring before has been collected.
@@ -132,15 +147,14 @@ impl Executor for CudaExecutor {
         let (scope, copied) = self.run(batch, scope, &mut lists)?;
         let completion = scope.finish().map_err(failure)?;
         self.in_flight.push_back(InFlight { copied, completion, lists });
+        self.broken = false;
         self.rings.next = (self.rings.next + 1) % STEPS_IN_FLIGHT;
         Ok(())
     }
 
     fn collect(&mut self, output: &mut StepOutput) -> Result<(), ExecutorError> {
-        let InFlight { copied, completion, lists } =
-            self.in_flight.pop_front().ok_or_else(|| failure("no step is in flight"))?;
-        completion.wait().map_err(failure)?;
-        copied.map_or(Ok(()), Completion::wait).map_err(failure)?;
+        let step = self.in_flight.pop_front().ok_or_else(|| failure("no step is in flight"))?;
+        let lists = step.wait().map_err(failure)?;
         if let Some(kept) = &mut self.kept {
             kept.note(&lists)?;
         }
@@ -551,7 +565,7 @@ impl Drop for CudaExecutor {
     fn drop(&mut self) {
         // Steps in flight keep their leases; waiting here lets their memory be freed with the rest.
         for step in self.in_flight.drain(..) {
-            let _ = step.completion.wait();
+            let _ = step.wait();
         }
     }
 }

@@ -50,7 +50,7 @@ impl BodyLayout {
     }
 
     pub(super) fn words(&self) -> usize {
-        self.block_table.end
+        self.block_table.end.next_multiple_of(ALIGNMENT)
     }
 }
 
@@ -85,7 +85,7 @@ impl HeadInputLayout {
     }
 
     pub(super) fn words(&self) -> usize {
-        self.adjust_start.end
+        self.adjust_start.end.next_multiple_of(ALIGNMENT)
     }
 }
 
@@ -146,7 +146,8 @@ mod tests {
         assert_eq!([layout.ids, layout.slots, layout.positions], [0..5, 8..13, 16..21]);
         assert_eq!([layout.query_start, layout.kv_len, layout.block_table], [24..28, 28..30, 32..41]);
         let decode = BodyLayout::new(StepClass::Decode(DecodeClass { rows: 2, reach: Reach::Any }), 3);
-        assert_eq!((decode.words(), decode.query_start), (26, 12..15));
+        assert_eq!((decode.block_table.clone(), decode.words()), (20..26, 28));
+        assert_eq!(decode.query_start, 12..15);
         let output = HeadOutputLayout::new(1);
         assert_eq!((output.sampled_words(), output.words()), (5, 20 + 64));
     }

@@ -161,6 +161,7 @@ pub fn load_cuda_on(
         num_pools: 2 * config.num_layers,
         rings,
         in_flight: VecDeque::with_capacity(STEPS_IN_FLIGHT),
+        broken: false,
         spare: Vec::new(),
         kept: None,
     })
@@ -298,4 +299,15 @@ fn rings(
         })
     };
     Ok(Rings { rings: [ring()?, ring()?], next: 0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_count_as_settled_only_where_a_step_is_one_graph() {
+        assert_eq!(early_launch(DecodeLaunch::Graph), EarlyLaunch::KeysSettled);
+        assert_eq!(early_launch(DecodeLaunch::Eager), EarlyLaunch::WhereKernelsWait);
+    }
 }
