@@ -175,17 +175,16 @@ impl Binder<'_> {
     pub(super) fn decode(
         &mut self,
         class: DecodeClass,
-        words: &Region<u32>,
-        drawn: &Region<u32>,
+        step: &Step<'_>,
+        [words, drawn]: [&Region<u32>; 2],
         stream: &Stream,
     ) -> Result<BoundDecode, PrepareError> {
-        let step = self.requests.step(StepClass::Decode(class));
-        let body = self.body(StepClass::Decode(class), &step, words, stream)?;
+        let body = self.body(StepClass::Decode(class), step, words, stream)?;
         let (draws, outputs) = (HeadInputLayout::new(class.rows), HeadOutputLayout::new(class.rows));
         let start = body.layout.words();
         let of_draws = words.slice(start..start + draws.words())?;
         let tables = Draws::new((&of_draws, &draws), (drawn, &outputs))?;
-        let logits = self.decode_logits(class, &step)?;
+        let logits = self.decode_logits(class, step)?;
         let samplers = self.samplers(class.rows, &tables)?;
         let candidates = self.candidates(class, &tables)?;
         Ok(BoundDecode { body, draws, outputs, logits, samplers, candidates })
@@ -219,11 +218,8 @@ impl Binder<'_> {
         self.bind(&candidates, operands, &mut sequence)?;
         let operands = Operands::new()
             .region("best_logits", &buffers.best_logits)
-            .region("best_tokens", &buffers.best_tokens)
-            .region("row_ints", &draws.ints)
-            .region("last_tokens", &buffers.last_tokens)
-            .region("tokens", &draws.tokens)
-            .region("row_status", &draws.row_status);
+            .region("best_tokens", &buffers.best_tokens);
+        let operands = draws.add_to(operands).region("last_tokens", &buffers.last_tokens);
         self.bind(&best, operands, &mut sequence)?;
         Ok(Some(sequence))
     }
@@ -455,12 +451,9 @@ impl Binder<'_> {
         draws: &Draws,
     ) -> Result<Sequence, PrepareError> {
         let buffers = self.buffers;
-        let mut operands = Operands::new()
-            .region("logits", &buffers.logits)
-            .region("row_ints", &draws.ints)
-            .region("last_tokens", &buffers.last_tokens)
-            .region("tokens", &draws.tokens)
-            .region("row_status", &draws.row_status);
+        let operands =
+            Operands::new().region("logits", &buffers.logits).region("last_tokens", &buffers.last_tokens);
+        let mut operands = draws.add_to(operands);
         if operator == HeadOperator::Sample {
             operands = operands
                 .region("row_floats", &draws.floats)
@@ -572,6 +565,14 @@ impl Draws {
             tokens: part(outputs, &of_outputs.tokens)?,
             row_status: part(outputs, &of_outputs.row_status)?,
         })
+    }
+
+    /// Adds what every sampler has.
+    fn add_to<'a>(&'a self, operands: Operands<'a>) -> Operands<'a> {
+        operands
+            .region("row_ints", &self.ints)
+            .region("tokens", &self.tokens)
+            .region("row_status", &self.row_status)
     }
 }
 

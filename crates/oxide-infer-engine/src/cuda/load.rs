@@ -257,11 +257,14 @@ fn bodies(
     rings: &Rings,
     stream: &Stream,
 ) -> Result<Bodies, PrepareError> {
-    let mut ring = |index: usize, class| {
-        let (words, drawn) = (binder.buffers.step_tables(index)?, rings.rings[index].drawn.region()?);
-        binder.decode(class, &words, &drawn, stream)
-    };
-    let decode = classes.decode.iter().map(|&class| Ok([ring(0, class)?, ring(1, class)?]));
+    let decode = classes.decode.iter().map(|&class| {
+        let step = binder.requests.step(StepClass::Decode(class));
+        let mut ring = |index: usize| {
+            let (words, drawn) = (binder.buffers.step_tables(index)?, rings.rings[index].drawn.region()?);
+            binder.decode(class, &step, [&words, &drawn], stream)
+        };
+        Ok([ring(0)?, ring(1)?])
+    });
     let decode = decode.collect::<Result<Vec<_>, PrepareError>>()?;
     let mut mixed: Vec<Vec<BoundBody>> = Vec::new();
     for &tokens in &classes.tokens {

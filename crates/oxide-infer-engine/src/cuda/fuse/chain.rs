@@ -25,7 +25,7 @@ struct Link {
     readers: usize,
 }
 
-/// The first norm and the operators that read it, with what stands for them and for the embedding before them.
+/// What stands for the embedding, the first norm, and the operators that read it.
 struct Opening {
     embedding: Embedding,
     scaled: Fused,
