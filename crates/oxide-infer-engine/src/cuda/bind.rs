@@ -6,7 +6,7 @@ use super::classes::{DecodeClass, StepClass};
 use super::fuse::{Embedding, Step};
 use super::inputs::{BodyLayout, HeadInputLayout, HeadOutputLayout};
 use super::lower::{Activation, CudaOperator, HeadNorms, Norm, Residual};
-use super::memory::DeviceBuffers;
+use super::memory::{Activations, DeviceBuffers};
 use super::options::DecodeLaunch;
 use super::plan::{HeadOperator, Plans, Requests, WORKSPACE_ALIGNMENT};
 use super::weights::WeightLayout;
@@ -117,7 +117,12 @@ pub(super) struct BoundHead {
     pub(super) rows: usize,
     pub(super) inputs: HeadInputLayout,
     pub(super) outputs: HeadOutputLayout,
-    /// Picked rows to logits.
+    /// From a step's residual stream to those rows of it.
+    pub(super) picked: Sequence,
+    /// From what a step that reads prompts leaves, the last layer's attention and the residual stream before it, to those
+    /// rows of the residual stream after that layer.
+    pub(super) last: Sequence,
+    /// From picked rows to logits.
     pub(super) logits: Sequence,
     pub(super) samplers: Samplers,
     /// Log-probabilities of the tokens that were sampled.
@@ -127,9 +132,10 @@ pub(super) struct BoundHead {
 }
 
 impl BoundHead {
-    pub(super) fn sequences(&self) -> [&Sequence; 5] {
-        let Samplers { greedy, full } = &self.samplers;
-        [&self.logits, greedy, full, &self.sampled_logprobs, &self.given_logprobs]
+    pub(super) fn sequences(&self) -> [&Sequence; 7] {
+        let Self { picked, last, logits, samplers, sampled_logprobs, given_logprobs, .. } = self;
+        let Samplers { greedy, full } = samplers;
+        [picked, last, logits, greedy, full, sampled_logprobs, given_logprobs]
     }
 }
 
@@ -149,7 +155,7 @@ impl Binder<'_> {
     pub(super) fn body(
         &mut self,
         class: StepClass,
-        step: &Step<'_>,
+        step: &Step,
         words: &Region<u32>,
         stream: &Stream,
     ) -> Result<BoundBody, PrepareError> {
@@ -175,7 +181,7 @@ impl Binder<'_> {
     pub(super) fn decode(
         &mut self,
         class: DecodeClass,
-        step: &Step<'_>,
+        step: &Step,
         [words, drawn]: [&Region<u32>; 2],
         stream: &Stream,
     ) -> Result<BoundDecode, PrepareError> {
@@ -191,12 +197,12 @@ impl Binder<'_> {
     }
 
     /// Nearly every row of a decode step is sampled: the head reads the residual stream itself.
-    fn decode_logits(&mut self, class: DecodeClass, step: &Step<'_>) -> Result<Sequence, PrepareError> {
+    fn decode_logits(&mut self, class: DecodeClass, step: &Step) -> Result<Sequence, PrepareError> {
         let mut sequence = Sequence::default();
         match &step.logits {
             Some(request) => self.scaled_logits(request, &mut sequence)?,
             None => {
-                self.head_norm(class.rows, &self.buffers.hidden()?, &mut sequence)?;
+                self.head_norm(class.rows, &self.buffers.step, &mut sequence)?;
                 self.logits(class.rows, &mut sequence)?;
             }
         }
@@ -208,10 +214,10 @@ impl Binder<'_> {
         let Some([candidates, best]) = self.requests.candidates(class) else { return Ok(None) };
         let (buffers, output) = (self.buffers, self.requests.model.head.output);
         let mut sequence = Sequence::default();
-        self.head_norm(class.rows, &buffers.hidden()?, &mut sequence)?;
+        self.head_norm(class.rows, &buffers.step, &mut sequence)?;
         let weight = self.weight(output.id, output.rows * output.cols)?;
         let operands = Operands::new()
-            .region("input", &buffers.head_normed)
+            .span("input", buffers.picked.span(Activation::Normed)?)
             .region("weight", &weight)
             .region("best_logits", &buffers.best_logits)
             .region("best_tokens", &buffers.best_tokens);
@@ -226,12 +232,13 @@ impl Binder<'_> {
 
     pub(super) fn head(&mut self, rows: usize) -> Result<BoundHead, PrepareError> {
         let (inputs, outputs) = (HeadInputLayout::new(rows), HeadOutputLayout::new(rows));
-        let mut logits = Sequence::default();
-        self.pick(rows, &inputs, &mut logits)?;
-        let picked = self.buffers.picked.clone();
-        self.head_norm(rows, &picked, &mut logits)?;
-        self.logits(rows, &mut logits)?;
         let buffers = self.buffers;
+        let mut picked = Sequence::default();
+        self.pick(Activation::Hidden, rows, &inputs, &mut picked)?;
+        let last = self.last_layer(rows, &inputs)?;
+        let mut logits = Sequence::default();
+        self.head_norm(rows, &buffers.picked, &mut logits)?;
+        self.logits(rows, &mut logits)?;
         let draws = Draws::new((&buffers.head_inputs, &inputs), (&buffers.head_outputs, &outputs))?;
         let samplers = self.samplers(rows, &draws)?;
         let given = part(&buffers.head_inputs, &inputs.given)?;
@@ -239,7 +246,31 @@ impl Binder<'_> {
         self.logprobs(rows, &draws.tokens, &outputs, &mut sampled_logprobs)?;
         let mut given_logprobs = Sequence::default();
         self.logprobs(rows, &given, &outputs, &mut given_logprobs)?;
-        Ok(BoundHead { rows, inputs, outputs, logits, samplers, sampled_logprobs, given_logprobs })
+        Ok(BoundHead {
+            rows,
+            inputs,
+            outputs,
+            picked,
+            last,
+            logits,
+            samplers,
+            sampled_logprobs,
+            given_logprobs,
+        })
+    }
+
+    /// What comes after the last attention, of picked rows alone.
+    fn last_layer(&mut self, rows: usize, inputs: &HeadInputLayout) -> Result<Sequence, PrepareError> {
+        let mut sequence = Sequence::default();
+        self.pick(Activation::Hidden, rows, inputs, &mut sequence)?;
+        self.pick(Activation::Attention, rows, inputs, &mut sequence)?;
+        for operator in self.requests.model.last_layer().1 {
+            let Some(request) = self.requests.last(operator, rows) else {
+                unreachable!("the model is covered, and this operator has no contract: {operator:?}")
+            };
+            self.row_wise(&request, operator, &self.buffers.picked, &mut sequence)?;
+        }
+        Ok(sequence)
     }
 
     pub(super) fn record_history(&mut self) -> Result<Sequence, PrepareError> {
@@ -277,13 +308,13 @@ impl Binder<'_> {
             .region("slots", &tables.slots)
             .region("last_tokens", &buffers.last_tokens)
             .region("table", &table)
-            .span("output", buffers.activation(Activation::Hidden)?)
+            .span("output", buffers.step.span(Activation::Hidden)?)
             .status(self.status);
         if let Some(norm_weight) = &norm_weight {
             operands = operands
                 .region("norm_weight", norm_weight)
-                .span("weighted", buffers.activation(Activation::Normed)?)
-                .span("squares", buffers.activation(Activation::Squares)?);
+                .span("weighted", buffers.step.span(Activation::Normed)?)
+                .span("squares", buffers.step.span(Activation::Squares)?);
         }
         self.bind(&self.requests.embed(embedding, class), operands, to)
     }
@@ -299,16 +330,33 @@ impl Binder<'_> {
         let Some(request) = self.requests.layer(operator, class) else {
             unreachable!("the model is covered, and this operator has no contract: {operator:?}")
         };
-        let buffers = self.buffers;
+        match operator {
+            CudaOperator::RopeAppend { head_norms } => {
+                self.rope_append(&request, *head_norms, layer, tables, to)
+            }
+            CudaOperator::Attention { .. } => self.attention(&request, layer, class, tables, to),
+            CudaOperator::Fused(fused) => self.fused(&request, fused, layer, tables, to),
+            by_rows => self.row_wise(&request, by_rows, &self.buffers.step, to),
+        }
+    }
+
+    /// An operator whose rows have nothing to do with one another.
+    fn row_wise(
+        &mut self,
+        request: &Request,
+        operator: &CudaOperator,
+        rows: &Activations,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
         match operator {
             CudaOperator::RmsNorm(norm) => {
                 let weight = self.weight(norm.weight.id, norm.weight.len)?;
                 let operands = Operands::new()
-                    .span("input", buffers.activation(Activation::Hidden)?)
+                    .span("input", rows.span(Activation::Hidden)?)
                     .region("weight", &weight)
-                    .span("output", buffers.activation(Activation::Normed)?)
+                    .span("output", rows.span(Activation::Normed)?)
                     .attribute("epsilon", norm.eps);
-                self.bind(&request, operands, to)
+                self.bind(request, operands, to)
             }
             CudaOperator::Dense { input, weights, bias, residual, output } => {
                 let elements = weights.iter().map(|weight| weight.rows * weight.cols).sum();
@@ -316,9 +364,9 @@ impl Binder<'_> {
                 let bias =
                     bias.as_ref().map(|bias| self.weight(bias[0].id, bias.iter().map(|part| part.len).sum()));
                 let bias = bias.transpose()?;
-                let output = buffers.activation(*output)?;
+                let output = rows.span(*output)?;
                 let mut operands = Operands::new()
-                    .span("input", buffers.activation(*input)?)
+                    .span("input", rows.span(*input)?)
                     .region("weight", &weight)
                     .span("output", output);
                 if let Some(bias) = &bias {
@@ -327,23 +375,21 @@ impl Binder<'_> {
                 if *residual == Residual::Present {
                     operands = operands.span("residual", output);
                 }
-                self.bind(&request, operands, to)
+                self.bind(request, operands, to)
             }
             CudaOperator::DenseSwiGlu { gate, up } => {
                 let elements = gate.rows * gate.cols + up.rows * up.cols;
                 let weight = self.weight(gate.id, elements)?;
                 let operands = Operands::new()
-                    .span("input", buffers.activation(Activation::Normed)?)
+                    .span("input", rows.span(Activation::Normed)?)
                     .region("weight", &weight)
-                    .span("output", buffers.activation(Activation::Activated)?);
-                self.bind(&request, operands, to)
+                    .span("output", rows.span(Activation::Activated)?);
+                self.bind(request, operands, to)
             }
-            CudaOperator::RopeAppend { head_norms } => {
-                self.rope_append(&request, *head_norms, layer, tables, to)
-            }
-            CudaOperator::Attention { .. } => self.attention(&request, layer, class, tables, to),
-            CudaOperator::Fused(fused) => self.fused(&request, fused, layer, tables, to),
-            CudaOperator::Other(_) => unreachable!("it has no request"),
+            CudaOperator::RopeAppend { .. }
+            | CudaOperator::Attention { .. }
+            | CudaOperator::Fused(_)
+            | CudaOperator::Other(_) => unreachable!("it has no such request"),
         }
     }
 
@@ -364,12 +410,12 @@ impl Binder<'_> {
         let buffers = self.buffers;
         let [k_pages, v_pages] = buffers.layer(layer)?;
         let mut operands = Operands::new()
-            .span("qkv", buffers.activation(Activation::Projected)?)
+            .span("qkv", buffers.step.span(Activation::Projected)?)
             .region("positions", &tables.positions)
             .region("query_start", &tables.query_start)
             .region("block_table", &tables.block_table)
             .region("rotations", &buffers.rotations)
-            .span("q_out", buffers.activation(Activation::Rotated)?)
+            .span("q_out", buffers.step.span(Activation::Rotated)?)
             .region("k_pages", &k_pages)
             .region("v_pages", &v_pages)
             .status(self.status);
@@ -392,12 +438,12 @@ impl Binder<'_> {
         let [k_pages, v_pages] = buffers.layer(layer)?;
         let scale = (1.0 / (self.requests.config.head_dim as f64).sqrt()) as f32;
         let mut operands = Operands::new()
-            .span("q", buffers.activation(Activation::Rotated)?)
+            .span("q", buffers.step.span(Activation::Rotated)?)
             .region("k_pages", &k_pages)
             .region("v_pages", &v_pages)
             .region("block_table", &tables.block_table)
             .region("kv_len", &tables.kv_len)
-            .span("output", buffers.activation(Activation::Attention)?)
+            .span("output", buffers.step.span(Activation::Attention)?)
             .attribute("scale", scale)
             .status(self.status);
         if let StepClass::Mixed { .. } = class {
@@ -406,23 +452,30 @@ impl Binder<'_> {
         self.bind(request, operands, to)
     }
 
-    fn pick(&mut self, rows: usize, inputs: &HeadInputLayout, to: &mut Sequence) -> Result<(), PrepareError> {
+    fn pick(
+        &mut self,
+        activation: Activation,
+        rows: usize,
+        inputs: &HeadInputLayout,
+        to: &mut Sequence,
+    ) -> Result<(), PrepareError> {
         let ids = part::<u32>(&self.buffers.head_inputs, &inputs.rows)?;
         let operands = Operands::new()
             .region("ids", &ids)
-            .span("table", self.buffers.activation(Activation::Hidden)?)
-            .region("output", &self.buffers.picked)
+            .span("table", self.buffers.step.span(activation)?)
+            .span("output", self.buffers.picked.span(activation)?)
             .status(self.status);
-        self.bind(&self.requests.head(HeadOperator::Pick, rows), operands, to)
+        self.bind(&self.requests.head(HeadOperator::Pick(activation), rows), operands, to)
     }
 
-    fn head_norm(&mut self, rows: usize, input: &Region<f32>, to: &mut Sequence) -> Result<(), PrepareError> {
+    /// Normalizes a residual stream: a step's or that of picked rows.
+    fn head_norm(&mut self, rows: usize, of: &Activations, to: &mut Sequence) -> Result<(), PrepareError> {
         let Norm { weight, eps } = self.requests.model.head.norm;
         let weight = self.weight(weight.id, weight.len)?;
         let operands = Operands::new()
-            .region("input", input)
+            .span("input", of.span(Activation::Hidden)?)
             .region("weight", &weight)
-            .region("output", &self.buffers.head_normed)
+            .span("output", self.buffers.picked.span(Activation::Normed)?)
             .attribute("epsilon", eps);
         self.bind(&self.requests.head(HeadOperator::Norm, rows), operands, to)
     }
@@ -431,7 +484,7 @@ impl Binder<'_> {
         let output = self.requests.model.head.output;
         let weight = self.weight(output.id, output.rows * output.cols)?;
         let operands = Operands::new()
-            .region("input", &self.buffers.head_normed)
+            .span("input", self.buffers.picked.span(Activation::Normed)?)
             .region("weight", &weight)
             .region("output", &self.buffers.logits);
         self.bind(&self.requests.head(HeadOperator::Logits, rows), operands, to)

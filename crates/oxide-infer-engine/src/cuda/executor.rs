@@ -300,21 +300,19 @@ impl CudaExecutor {
         lists.prompt_lists = batch.rows.iter().filter(|row| row.prompt_logprobs.is_some()).count();
         let (mut scope, mut copied) = (scope, None);
         // A decode step's logits are there, in the order of its rows. Where some of them have no draw the others are picked.
-        let mut logits = Logits::Absent;
+        let mut left = Left::Attention;
         match self.decode_class(batch) {
             Some(index) => {
                 let all_draw = lists.rows.len() == batch.rows.len() && lists.chunks.len() == 1;
                 copied = Some(self.decode(index, all_draw, batch, lists, &mut scope)?);
-                if all_draw {
-                    logits = Logits::Present;
-                }
+                left = if all_draw { Left::Logits } else { Left::Hidden };
             }
             None if batch.tokens.is_empty() => {}
             None => scope = self.mixed(batch, scope)?,
         }
         if lists.outputs.is_empty() {
             for chunk in &lists.chunks {
-                let (output, next) = self.chunk(chunk, &lists.rows, batch, logits, scope)?;
+                let (output, next) = self.chunk(chunk, &lists.rows, batch, left, scope)?;
                 lists.outputs.push(output);
                 scope = next;
             }
@@ -460,7 +458,7 @@ impl CudaExecutor {
         chunk: &Chunk,
         rows: &[HeadRow],
         batch: &EngineBatch,
-        logits: Logits,
+        left: Left,
         scope: CommandScope,
     ) -> Result<(Brought, CommandScope), ExecutorError> {
         let rows = &rows[chunk.rows.clone()];
@@ -488,9 +486,12 @@ impl CudaExecutor {
             sequence.count(&self.counters);
             sequence.enqueue(scope).map_err(failure)
         };
-        if let Logits::Absent = logits {
-            run(&head.logits, &mut scope)?;
-        }
+        let sequences = match left {
+            Left::Logits => &[][..],
+            Left::Hidden => &[&head.picked, &head.logits],
+            Left::Attention => &[&head.last, &head.logits],
+        };
+        sequences.iter().try_for_each(|sequence| run(sequence, &mut scope))?;
         match chunk.sampling {
             Sampling::None => run(&head.given_logprobs, &mut scope)?,
             Sampling::Greedy => run(&head.samplers.greedy, &mut scope)?,
@@ -570,11 +571,15 @@ impl Drop for CudaExecutor {
     }
 }
 
-/// Whether a step's logits were computed with its body.
+/// How far a step's body has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Logits {
-    Present,
-    Absent,
+enum Left {
+    /// To the logits of its rows, in their order.
+    Logits,
+    /// To the residual stream.
+    Hidden,
+    /// To the last layer's attention.
+    Attention,
 }
 
 pub(super) fn failure(message: impl ToString) -> ExecutorError {

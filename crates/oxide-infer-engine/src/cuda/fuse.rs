@@ -15,14 +15,13 @@ use super::plan::{Requests, dense_request, with};
 use crate::model::{Matrix, Vector};
 use oxide_infer::DType;
 use oxide_infer_cuda::artifact::Request;
-use std::borrow::Cow;
 
 /// The operators of a step in one class.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Step<'a> {
+pub(super) struct Step {
     pub(super) embedding: Embedding,
-    /// Of every layer, in order.
-    pub(super) layers: Cow<'a, [Vec<CudaOperator>]>,
+    /// Of every layer, in order; of a step that is no decode step the last layer up to its attention.
+    pub(super) layers: Vec<Vec<CudaOperator>>,
     /// What is asked for to make logits of what the last product leaves of the head's norm, at the end of a decode step; if
     /// there is nothing, they are made by the head's two operators.
     pub(super) logits: Option<Request>,
@@ -82,15 +81,20 @@ impl Fused {
 
 impl<'a> Requests<'a> {
     /// The operators of a class.
-    pub(super) fn step(&self, class: StepClass) -> Step<'a> {
+    pub(super) fn step(&self, class: StepClass) -> Step {
         match class {
             StepClass::Decode(class) => self.chain(class),
-            _ => self.lowered(),
+            StepClass::Mixed { .. } => self.lowered(),
         }
     }
 
-    fn lowered(&self) -> Step<'a> {
-        Step { embedding: Embedding::Plain, layers: Cow::Borrowed(&self.model.layers), logits: None }
+    /// As lowered, up to the last attention: few rows of a step that reads prompts need what comes after it.
+    fn lowered(&self) -> Step {
+        let mut layers = self.model.layers.clone();
+        if let Some(last) = layers.last_mut() {
+            last.truncate(self.model.last_layer().0.len());
+        }
+        Step { embedding: Embedding::Plain, layers, logits: None }
     }
 
     /// Whether an artifact computes it; models outside its domain keep the operators that it stands for.

@@ -121,6 +121,13 @@ impl Activation {
 }
 
 impl CudaModel {
+    /// The last layer in two: up to its attention, and what only rows whose logits are needed need after it.
+    pub(super) fn last_layer(&self) -> (&[CudaOperator], &[CudaOperator]) {
+        let last = self.layers.last().map_or(&[][..], Vec::as_slice);
+        let attention = last.iter().rposition(|operator| matches!(operator, CudaOperator::Attention { .. }));
+        last.split_at(attention.map_or(last.len(), |attention| attention + 1))
+    }
+
     pub(super) fn new(decoder: &DenseDecoder) -> Self {
         let Operator::Gather { table, .. } = decoder.embed else {
             unreachable!("a decoder begins with its embedding")

@@ -27,9 +27,10 @@ pub(super) fn page_bytes(config: &ModelConfig) -> u64 {
 /// Elements of everything but weights and pages.
 #[derive(Clone, Debug)]
 pub(super) struct MemorySizes {
-    /// In bytes: they differ in type.
+    /// Of a step's tokens, in bytes: they differ in type.
     activations: [usize; Activation::ALL.len()],
-    head_hidden: usize,
+    /// Of rows that are picked of them, in bytes.
+    picked: [usize; Activation::ALL.len()],
     logits: usize,
     candidates: usize,
     workspace: usize,
@@ -48,11 +49,10 @@ pub(super) struct MemorySizes {
 /// The memory of an executor.
 pub(super) struct DeviceBuffers {
     pub(super) weights: DeviceMemory,
-    activations: [Region<u8>; Activation::ALL.len()],
-    /// `[rows, hidden_size]`, rows of the residual stream.
-    pub(super) picked: Region<f32>,
-    /// `[rows, hidden_size]`
-    pub(super) head_normed: Region<bf16>,
+    /// Of all tokens of a step.
+    pub(super) step: Activations,
+    /// Of the rows whose logits are needed.
+    pub(super) picked: Activations,
     /// `[rows, vocab_size]`
     pub(super) logits: Region<f32>,
     /// `[rows, ⌈vocab_size / 192⌉]`, of every tile of a row's logits the greatest.
@@ -83,6 +83,17 @@ pub(super) struct DeviceBuffers {
     pool: usize,
     /// Elements of one page of a pool.
     page: usize,
+}
+
+/// Where operators over the same rows read and write.
+pub(super) struct Activations([Region<u8>; Activation::ALL.len()]);
+
+impl Activations {
+    /// All of one.
+    pub(super) fn span(&self, activation: Activation) -> Result<Span<'_>, RegionError> {
+        let region = &self.0[activation as usize];
+        region.memory().span(region.offset(), region.bytes(), activation.dtype())
+    }
 }
 
 /// Memory whose contents mean nothing between operators.
@@ -131,10 +142,16 @@ impl MemorySizes {
         let words = |class: StepClass| BodyLayout::new(class, sizes.max_pages()).words();
         let decode =
             |&class: &DecodeClass| words(StepClass::Decode(class)) + HeadInputLayout::new(class.rows).words();
+        let bytes =
+            |rows: usize, activation: Activation| rows * activation.width(config) * activation.dtype().size();
         Self {
-            activations: Activation::ALL
-                .map(|activation| tokens * activation.width(config) * activation.dtype().size()),
-            head_hidden: rows * config.hidden_size,
+            activations: Activation::ALL.map(|activation| bytes(tokens, activation)),
+            picked: Activation::ALL.map(|activation| match activation {
+                Activation::Squares | Activation::Projected | Activation::Rotated => 0,
+                Activation::Hidden | Activation::Normed | Activation::Attention | Activation::Activated => {
+                    bytes(rows, activation)
+                }
+            }),
             logits: rows * config.vocab_size,
             candidates: rows * config.vocab_size.div_ceil(CANDIDATE_TILE),
             workspace,
@@ -153,9 +170,8 @@ impl MemorySizes {
 
     /// Bytes of every part, in the order of [`DeviceBuffers`]' fields between weights and pools.
     fn parts(&self) -> Vec<usize> {
-        let mut parts = self.activations.to_vec();
-        parts.extend([self.head_hidden * 4, self.head_hidden * 2, self.logits * 4]);
-        parts.extend([self.candidates * 4, self.candidates * 4, self.workspace]);
+        let mut parts = [self.activations, self.picked].concat();
+        parts.extend([self.logits * 4, self.candidates * 4, self.candidates * 4, self.workspace]);
         let words = [
             self.rotations,
             self.history,
@@ -237,12 +253,12 @@ impl DeviceBuffers {
         (pool, page): (usize, usize),
     ) -> Self {
         let mut cutter = Cutter { memory: working, offset: 0 };
-        let activations = sizes.activations.map(|bytes| cutter.region(bytes));
+        let [step, picked] = [sizes.activations, sizes.picked]
+            .map(|sizes| Activations(sizes.map(|bytes| cutter.region(bytes))));
         Self {
             weights,
-            activations,
-            picked: cutter.region(sizes.head_hidden),
-            head_normed: cutter.region(sizes.head_hidden),
+            step,
+            picked,
             logits: cutter.region(sizes.logits),
             best_logits: cutter.region(sizes.candidates),
             best_tokens: cutter.region(sizes.candidates),
@@ -266,9 +282,8 @@ impl DeviceBuffers {
 
     /// Fills everything that operators write before they read it, so that padding rows compute with numbers.
     pub(super) fn clear_activations(&self, scope: &mut CommandScope) -> Result<(), EnqueueError> {
-        self.activations.iter().try_for_each(|activation| scope.fill(activation, 0))?;
-        scope.fill(&self.picked, 0)?;
-        scope.fill(&self.head_normed, 0)?;
+        let activations = self.step.0.iter().chain(&self.picked.0).filter(|region| !region.is_empty());
+        activations.into_iter().try_for_each(|activation| scope.fill(activation, 0))?;
         [&self.body_inputs, &self.step_tables, &self.head_inputs, &self.head_outputs, &self.masks]
             .into_iter()
             .try_for_each(|words| scope.fill(words, 0))?;
@@ -276,21 +291,10 @@ impl DeviceBuffers {
         scope.fill(&self.adjust_values, 0)
     }
 
-    /// All of an activation.
-    pub(super) fn activation(&self, activation: Activation) -> Result<Span<'_>, RegionError> {
-        let region = &self.activations[activation as usize];
-        region.memory().span(region.offset(), region.bytes(), activation.dtype())
-    }
-
     /// The tables of one ring's decode step.
     pub(super) fn step_tables(&self, ring: usize) -> Result<Region<u32>, RegionError> {
         let words = self.step_tables.len() / STEPS_IN_FLIGHT;
         self.step_tables.slice(ring * words..(ring + 1) * words)
-    }
-
-    /// The residual stream, which the head reads.
-    pub(super) fn hidden(&self) -> Result<Region<f32>, RegionError> {
-        self.activations[Activation::Hidden as usize].cast()
     }
 
     /// The K pool and the V pool of a layer.

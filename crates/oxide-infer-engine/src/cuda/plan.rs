@@ -122,10 +122,10 @@ pub(super) const CANDIDATE_TILE: usize = 192;
 const LEAST_CANDIDATE_ROWS: usize = 16;
 
 /// The operators of a head class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HeadOperator {
-    /// Picks the rows whose logits are needed.
-    Pick,
+    /// Picks the rows of an activation whose logits are needed.
+    Pick(Activation),
     Norm,
     Logits,
     /// Rows that take their best token.
@@ -136,8 +136,15 @@ pub(super) enum HeadOperator {
 }
 
 impl HeadOperator {
-    pub(super) const ALL: [Self; 6] =
-        [Self::Pick, Self::Norm, Self::Logits, Self::Greedy, Self::Sample, Self::LogProbs];
+    pub(super) const ALL: [Self; 7] = [
+        Self::Pick(Activation::Hidden),
+        Self::Pick(Activation::Attention),
+        Self::Norm,
+        Self::Logits,
+        Self::Greedy,
+        Self::Sample,
+        Self::LogProbs,
+    ];
 }
 
 /// The requests of a model.
@@ -206,27 +213,18 @@ impl Requests<'_> {
 
     /// An operator of a layer; `None` for one that no contract describes.
     pub(super) fn layer(&self, operator: &CudaOperator, class: StepClass) -> Option<Request> {
-        let tokens = class.tokens();
         let request = match operator {
-            CudaOperator::RmsNorm(norm) => norm_request(tokens, norm.weight.len),
-            CudaOperator::Dense { weights, bias, residual, output, .. } => {
-                let bias = bias.as_ref().map_or("absent", |_| "bf16");
-                let residual = match residual {
-                    Residual::Absent => "absent",
-                    Residual::Present => "present",
-                };
-                let epilogue = [("bias", bias), ("residual", residual)];
-                dense_request(tokens, weights, output.dtype(), &epilogue)
-            }
-            CudaOperator::DenseSwiGlu { gate, .. } => {
-                dense_request(tokens, &[*gate], DType::BF16, &[("activation", "swiglu")])
-            }
             CudaOperator::RopeAppend { head_norms } => self.rope_append(class, head_norms.as_ref()),
             CudaOperator::Attention { window } => self.windowed(self.attention(class), *window),
-            CudaOperator::Fused(fused) => self.fused(fused, tokens),
-            CudaOperator::Other(_) => return None,
+            CudaOperator::Fused(fused) => self.fused(fused, class.tokens()),
+            by_rows => row_wise(by_rows, class.tokens())?,
         };
         Some(self.algorithms.settle(Phase::of(class), request))
+    }
+
+    /// An operator after the last attention of a step that reads prompts, over the rows whose logits are needed.
+    pub(super) fn last(&self, operator: &CudaOperator, rows: usize) -> Option<Request> {
+        Some(self.algorithms.settle(Phase::Prompt, row_wise(operator, rows)?))
     }
 
     fn rope_append(&self, class: StepClass, head_norms: Option<&HeadNorms>) -> Request {
@@ -311,13 +309,13 @@ impl Requests<'_> {
     pub(super) fn head(&self, operator: HeadOperator, rows: usize) -> Request {
         let (vocab_size, max_sequences) = (self.config.vocab_size, self.sizes.max_sequences);
         let request = match operator {
-            HeadOperator::Pick => {
+            HeadOperator::Pick(activation) => {
                 let dimensions = [
                     ("tokens", rows),
                     ("vocab_size", self.sizes.max_tokens()),
-                    ("hidden_size", self.config.hidden_size),
+                    ("hidden_size", activation.width(self.config)),
                 ];
-                let dtype = Activation::Hidden.dtype().name();
+                let dtype = activation.dtype().name();
                 with(request("embedding.gather"), &[("table", dtype), ("output", dtype)], &dimensions)
             }
             HeadOperator::Norm => norm_request(rows, self.config.hidden_size),
@@ -400,10 +398,7 @@ impl Requests<'_> {
             let step = self.step(class);
             all.push((phase, "embedding".to_owned(), Ok(self.embed(&step.embedding, class))));
             for operator in step.layers.iter().flatten() {
-                let asked = self.layer(operator, class).ok_or_else(|| match operator {
-                    CudaOperator::Other(text) => format!("no artifact computes \"{text}\""),
-                    _ => unreachable!("every other operator has a contract"),
-                });
+                let asked = self.layer(operator, class).ok_or_else(|| no_contract(operator));
                 if !seen.contains(&asked) {
                     seen.push(asked.clone());
                     all.push((phase, operator.name().to_owned(), asked));
@@ -418,6 +413,10 @@ impl Requests<'_> {
                 (Phase::Head, operator.name().to_owned(), Ok(self.head(operator, rows)))
             };
             all.extend(HeadOperator::ALL.map(of));
+            all.extend(self.model.last_layer().1.iter().map(|operator| {
+                let asked = self.last(operator, rows).ok_or_else(|| no_contract(operator));
+                (Phase::Prompt, operator.name().to_owned(), asked)
+            }));
         }
         all.push((Phase::Head, "token histories".to_owned(), Ok(self.record_history())));
         all
@@ -454,6 +453,13 @@ impl Requests<'_> {
     }
 }
 
+fn no_contract(operator: &CudaOperator) -> String {
+    match operator {
+        CudaOperator::Other(text) => format!("no artifact computes \"{text}\""),
+        _ => unreachable!("every other operator has a contract"),
+    }
+}
+
 fn workspace_bytes(registry: &Registry, request: &Request) -> Result<usize, String> {
     let artifact = registry.select(request).map_err(|error: SelectError| error.to_string())?;
     let parts =
@@ -463,6 +469,26 @@ fn workspace_bytes(registry: &Registry, request: &Request) -> Result<usize, Stri
 
 /// Parts of a workspace begin at multiples of this.
 pub(super) const WORKSPACE_ALIGNMENT: usize = 256;
+
+/// An operator whose rows have nothing to do with one another; `None` for any other.
+fn row_wise(operator: &CudaOperator, rows: usize) -> Option<Request> {
+    match operator {
+        CudaOperator::RmsNorm(norm) => Some(norm_request(rows, norm.weight.len)),
+        CudaOperator::Dense { weights, bias, residual, output, .. } => {
+            let bias = bias.as_ref().map_or("absent", |_| "bf16");
+            let residual = match residual {
+                Residual::Absent => "absent",
+                Residual::Present => "present",
+            };
+            let epilogue = [("bias", bias), ("residual", residual)];
+            Some(dense_request(rows, weights, output.dtype(), &epilogue))
+        }
+        CudaOperator::DenseSwiGlu { gate, .. } => {
+            Some(dense_request(rows, &[*gate], DType::BF16, &[("activation", "swiglu")]))
+        }
+        _ => None,
+    }
+}
 
 fn norm_request(tokens: usize, hidden_size: usize) -> Request {
     let properties = [
@@ -507,7 +533,7 @@ impl CudaOperator {
 impl HeadOperator {
     fn name(self) -> &'static str {
         match self {
-            Self::Pick => "rows of the logits",
+            Self::Pick(_) => "rows of the logits",
             Self::Norm => "final normalization",
             Self::Logits => "output projection",
             Self::Greedy => "greedy sampling",

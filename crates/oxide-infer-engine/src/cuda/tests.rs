@@ -384,15 +384,49 @@ fn a_decode_step_of_a_few_rows_has_no_norms_between_products_that_share_them() {
     assert_eq!(device.driver.violations(), Vec::<String>::new());
 }
 
-/// How often kernels that have each of these in their name were launched for 17 rows of three tokens each.
-fn launched_for_17_rows(executor: CudaExecutor, sampling: SamplingParams, parts: [&str; 4]) -> [u64; 4] {
-    let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
-    let choices = EngineRequest { choices: NonZeroU32::new(17).unwrap(), ..request(5, 3, sampling) };
-    assert_eq!(answer(&engine, choices), (51, None));
+/// How often kernels whose names begin with each of these were launched.
+fn launched<const N: usize>(engine: &EngineHandle, parts: [&str; N]) -> [u64; N] {
     let counters = engine.operators();
     parts.map(|part| {
         counters.snapshot().filter(|(name, _)| name.starts_with(part)).map(|(_, count)| count).sum()
     })
+}
+
+/// The same for 17 rows of three tokens each.
+fn launched_for_17_rows(executor: CudaExecutor, sampling: SamplingParams, parts: [&str; 4]) -> [u64; 4] {
+    let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
+    let choices = EngineRequest { choices: NonZeroU32::new(17).unwrap(), ..request(5, 3, sampling) };
+    assert_eq!(answer(&engine, choices), (51, None));
+    launched(&engine, parts)
+}
+
+#[test]
+fn what_follows_the_last_attention_of_a_prompt_is_computed_for_rows_whose_logits_are_needed_alone() {
+    let device = device();
+    for goal in [PlanGoal::Fastest, PlanGoal::Deterministic] {
+        let executor = load(&device, &CudaOptions { goal, ..OPTIONS }).unwrap();
+        let layers = executor.num_pools / 2;
+        // The embedding and the layers, without the output projection, the norm and both products of the last.
+        let bodies: Vec<_> =
+            executor.bodies.mixed.iter().flatten().map(|body| body.operators.len()).collect();
+        assert!(bodies.iter().all(|&len| len == 1 + 8 * layers - 4), "{bodies:?}");
+        // Those, over picked rows of the residual stream and of the attention.
+        let heads: Vec<_> = executor.heads.iter().map(|head| (head.picked.len(), head.last.len())).collect();
+        assert!(heads.iter().all(|&lens| lens == (1, 2 + 4)), "{heads:?}");
+
+        let engine = Engine::start(Box::new(executor), EngineConfig::default()).unwrap();
+        // Three steps of at most 48 tokens, of which the last draws, and two steps of one row.
+        assert_eq!(answer(&engine, request(100, 3, greedy())), (3, None));
+        let picks = ["gather.bf16.threads", "gather.f32.threads"];
+        assert_eq!(launched(&engine, picks), [1, 1]);
+        assert_eq!(launched(&engine, ["paged_prefill."]), [3 * layers as u64]);
+        // Every step has rows whose logits are asked for now: 48, 48 and 4, in chunks of at most 6; the last draws as well.
+        let asked = EngineRequest { prompt_logprobs: Some(1), ..request(100, 1, greedy()) };
+        assert_eq!(answer(&engine, asked), (1, None));
+        let chunks = 8 + 8 + 1 + 1;
+        assert_eq!(launched(&engine, picks), [1 + chunks, 1 + chunks]);
+    }
+    assert_eq!(device.driver.violations(), Vec::<String>::new());
 }
 
 #[test]

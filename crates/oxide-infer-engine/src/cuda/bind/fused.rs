@@ -21,7 +21,7 @@ impl Binder<'_> {
         match fused {
             Fused::Weighted { input, weight, norm } => self.weighted(request, *input, weight, norm, to),
             Fused::Projection { weights, bias } => {
-                let operands = Operands::new().span("input", buffers.activation(Activation::Normed)?);
+                let operands = Operands::new().span("input", buffers.step.span(Activation::Normed)?);
                 self.projection(request, operands, (weights, bias.as_deref()), layer, tables, to)
             }
             Fused::ScaledProjection { eps, weights, bias } => {
@@ -32,7 +32,7 @@ impl Binder<'_> {
                 let weight = self.weight(gate.id, gate.rows * gate.cols + up.rows * up.cols)?;
                 let operands = scaled(buffers, *eps)?
                     .region("weight", &weight)
-                    .span("output", buffers.activation(Activation::Activated)?);
+                    .span("output", buffers.step.span(Activation::Activated)?);
                 self.bind(request, operands, to)
             }
         }
@@ -46,17 +46,17 @@ impl Binder<'_> {
         norm: &Vector,
         to: &mut Sequence,
     ) -> Result<(), PrepareError> {
-        let (buffers, hidden) = (self.buffers, self.buffers.activation(Activation::Hidden)?);
+        let (buffers, hidden) = (self.buffers, self.buffers.step.span(Activation::Hidden)?);
         let weight = self.weight(weight.id, weight.rows * weight.cols)?;
         let norm_weight = self.weight(norm.id, norm.len)?;
         let operands = Operands::new()
-            .span("input", buffers.activation(input)?)
+            .span("input", buffers.step.span(input)?)
             .region("weight", &weight)
             .span("residual", hidden)
             .region("norm_weight", &norm_weight)
             .span("output", hidden)
-            .span("weighted", buffers.activation(Activation::Normed)?)
-            .span("squares", buffers.activation(Activation::Squares)?);
+            .span("weighted", buffers.step.span(Activation::Normed)?)
+            .span("squares", buffers.step.span(Activation::Squares)?);
         self.bind(request, operands, to)
     }
 
@@ -81,7 +81,7 @@ impl Binder<'_> {
             .region("positions", &tables.positions)
             .region("block_table", &tables.block_table)
             .region("rotations", &buffers.rotations)
-            .span("q_out", buffers.activation(Activation::Rotated)?)
+            .span("q_out", buffers.step.span(Activation::Rotated)?)
             .region("k_pages", &k_pages)
             .region("v_pages", &v_pages)
             .status(self.status);
@@ -105,7 +105,7 @@ impl Binder<'_> {
 /// What a product reads of a norm that the one before it began.
 fn scaled(buffers: &DeviceBuffers, eps: f32) -> Result<Operands<'_>, RegionError> {
     Ok(Operands::new()
-        .span("input", buffers.activation(Activation::Normed)?)
-        .span("squares", buffers.activation(Activation::Squares)?)
+        .span("input", buffers.step.span(Activation::Normed)?)
+        .span("squares", buffers.step.span(Activation::Squares)?)
         .attribute("epsilon", eps))
 }

@@ -62,6 +62,9 @@ fn planned(config: &ModelConfig, options: &CudaOptions) -> BTreeMap<(Phase, Stri
         for operator in HeadOperator::ALL {
             note(Phase::Head, &format!("{operator:?}"), requests.head(operator, rows));
         }
+        for operator in model.last_layer().1 {
+            note(Phase::Prompt, operator.name(), requests.last(operator, rows).unwrap());
+        }
     }
     planned
 }

@@ -8,7 +8,6 @@ use crate::cuda::lower::{Activation, Residual};
 use crate::model::Vector;
 use oxide_infer::DType;
 use oxide_infer_cuda::artifact::Request;
-use std::borrow::Cow;
 
 /// Nanoseconds that a launch of a norm, or of rotation and append, takes between two products: a layer of the 1.5B shape takes
 /// 4.0 us less without three of them (docs/evidence/2026-11-30-h200-fusion-layers.json, 8 rows).
@@ -50,12 +49,12 @@ impl<'a> Requests<'a> {
     ///
     /// A norm that is spread rounds elsewhere than one that is not, and so does a projection that is turned by its product. So
     /// a deterministic plan has a norm spread in all classes of decodes or in none, and nothing that only some of them have.
-    pub(super) fn chain(&self, decode: DecodeClass) -> Step<'a> {
+    pub(super) fn chain(&self, decode: DecodeClass) -> Step {
         let class = StepClass::Decode(decode);
         let (embedding, mut layers) = self.chained(class);
         let alone = decode.rows == 1 && self.sizes.goal == PlanGoal::Fastest;
         let logits = if alone { self.close(&mut layers) } else { None };
-        Step { embedding, layers: Cow::Owned(layers), logits }
+        Step { embedding, layers, logits }
     }
 
     fn chained(&self, class: StepClass) -> (Embedding, Vec<Vec<CudaOperator>>) {
