@@ -29,6 +29,7 @@ mod tap;
 #[cfg(test)]
 mod tests;
 mod weights;
+mod writers;
 
 pub use deterministic::NotDeterministicError;
 pub use executor::CudaExecutor;

@@ -9,6 +9,7 @@ use super::options::STEPS_IN_FLIGHT;
 use super::slots::Slots;
 use super::staging::Staging;
 use super::tap::KeptLogits;
+use super::writers::Writers;
 use crate::batch::{
     BatchRow, EngineBatch, Executor, ExecutorError, ExecutorLimits, RowInput, Sampled, SlotId, SlotStart,
     StepKind, StepMix, StepOutput,
@@ -40,6 +41,7 @@ pub struct CudaExecutor {
     pub(super) broken: bool,
     /// Lists of steps that were collected, whose allocations are used again.
     pub(super) spare: Vec<StepLists>,
+    pub(super) writers: Writers,
     /// What it takes to show logits, if they are kept.
     pub(super) kept: Option<KeptLogits>,
 }
@@ -186,8 +188,8 @@ impl CudaExecutor {
         (operators + self.record_history.len(), self.counters.snapshot().count())
     }
 
-    /// Refuses a batch whose indices would lead past what was planned for.
-    fn check(&self, batch: &EngineBatch) -> Result<(), ExecutorError> {
+    /// Refuses a batch whose indices would lead past what was planned for, or whose rows would write where they must not.
+    fn check(&mut self, batch: &EngineBatch) -> Result<(), ExecutorError> {
         let (tokens, limit) = (batch.tokens.len(), self.limits.max_batch_tokens);
         if tokens > limit || batch.positions.len() != tokens {
             let positions = batch.positions.len();
@@ -235,7 +237,10 @@ impl CudaExecutor {
                 return Err(wrong("goes on with a sampled token and does not have one token"));
             }
         }
-        if next != tokens { Err(failure("the rows of the step are not all of its tokens")) } else { Ok(()) }
+        if next != tokens {
+            return Err(failure("the rows of the step are not all of its tokens"));
+        }
+        self.writers.check(batch, self.limits.page_size).map_err(failure)
     }
 
     /// Starts a slot. Its history is written on the device if its penalties read it.

@@ -10,6 +10,7 @@ use super::plan::{CoverageError, PlanSizes, Plans, Requests, UncoveredError};
 use super::slots::Slots;
 use super::staging::Staging;
 use super::weights::{UploadError, WeightLayout, upload};
+use super::writers::Writers;
 use crate::batch::ExecutorLimits;
 use crate::load::LoadProgress;
 use crate::metrics::OperatorCounters;
@@ -163,6 +164,7 @@ pub fn load_cuda_on(
         in_flight: VecDeque::with_capacity(STEPS_IN_FLIGHT),
         broken: false,
         spare: Vec::new(),
+        writers: Writers::new(limits.num_pages),
         kept: None,
     })
 }
