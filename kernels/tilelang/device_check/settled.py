@@ -17,11 +17,16 @@ DRAWS, REPLAYS = 3, 3
 
 
 def check(modules: Mapping[str, Module]) -> dict[str, Any]:
-    """Of every kernel that is told that keys are settled, by name, the batches in which it read others."""
+    """Of every kernel that is told that keys are settled, by name, the batches in which it read others.
+
+    One whose keys no module appends cannot be checked, which is a fault too.
+    """
     appends = {keys_of(m): m for m in modules.values() if is_append(m)}
-    told = [m for m in modules.values() if is_told(m) and keys_of(m) in appends]
-    faults = {m.artifact.name: list(faults_of(appends[keys_of(m)], m)) for m in told}
-    return {"faults": [f"{name}: {batches}" for name, batches in faults.items() if batches], "checked": len(faults)}
+    told = [m for m in modules.values() if is_told(m)]
+    found = {m.artifact.name: list(faults_of(appends[keys_of(m)], m)) for m in told if keys_of(m) in appends}
+    faults = [f"{name}: {batches}" for name, batches in found.items() if batches]
+    alone = [m.artifact.name for m in told if m.artifact.name not in found]
+    return {"faults": faults + [f"{name}: no rope_append beside it" for name in alone], "checked": len(found)}
 
 
 def is_append(module: Module) -> bool:

@@ -20,9 +20,8 @@ from oxide_tile.families.common import (
     report,
     vector_lanes,
 )
+from oxide_tile.families.split import QUAD
 
-# Elements of a result that one thread stores.
-QUAD = 4
 # Numbers that turn four pairs.
 LANES = 2 * QUAD
 # Elements of the residual stream whose squares are summed by the product that writes them, and sums that a lane loads.

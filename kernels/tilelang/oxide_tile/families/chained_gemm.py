@@ -11,6 +11,7 @@ halves from different places: a gate's and its up projection's, or those of a he
 """
 
 from dataclasses import replace
+from functools import partial
 
 import tilelang.language as T
 
@@ -18,7 +19,6 @@ from oxide_tile.definition import Definition, DefinitionError
 from oxide_tile.expr import Name
 from oxide_tile.families.chained import (
     LANES,
-    QUAD,
     SQUARES,
     SUMS,
     find_place,
@@ -30,18 +30,19 @@ from oxide_tile.families.chained import (
     weighted_contract,
 )
 from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, part
-from oxide_tile.families.gemm import (
+from oxide_tile.families.gemm import SLAB, multiply, silu
+from oxide_tile.families.ring import WARP, WARPGROUP, fill_unrolled
+from oxide_tile.families.split import (
     ALL_CONSUMERS,
     PAD,
+    QUAD,
     ROWS,
-    SLAB,
-    WARP,
-    WARPGROUP,
+    add_up,
     end_together,
+    exchange,
     let_go,
-    load_input,
-    multiply,
-    silu,
+    range_of,
+    share_out,
 )
 
 WARPS = WARPGROUP // WARP
@@ -54,7 +55,7 @@ PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True, "tl.disable_thread_stor
 
 
 @T.macro
-def load_weights(weight, weights, full, stage, low, high, at, halves, block_k):
+def load_weights(weight, weights, full, low, high, halves, block_k, stage, at):
     """A slice of k of a tile's rows, from `low` on, and if there are `halves` the second from `high` on."""
     for slab in T.unroll(block_k // SLAB):
         start, end, within = at + slab * SLAB, at + (slab + 1) * SLAB, slab * SLAB
@@ -75,67 +76,6 @@ def load_weights(weight, weights, full, stage, low, high, at, halves, block_k):
                 weights[stage, 0:ROWS, within : within + SLAB],
                 barrier=full[stage],
             )
-
-
-@T.macro
-def produce(input, weight, inputs, weights, full, free, low, high, row, first, count, halves, block_m, block_k, stages):
-    """Fill the ring, waiting for no place in its first turn; its weights come before the predecessor has ended."""
-    for stage in T.unroll(stages):
-        if stage < count:
-            load_weights(weight, weights, full, stage, low, high, (first + stage) * block_k, halves, block_k)
-    T.pdl_sync()
-    for stage in T.unroll(stages):
-        if stage < count:
-            load_input(input, inputs, full, stage, row, (first + stage) * block_k, block_m, block_k)
-    for turn in T.unroll(T.truncdiv(count - 1, stages), unroll_factor=1):
-        for stage in T.unroll(stages):
-            step = (turn + 1) * stages + stage
-            if step < count:
-                T.barrier_wait(free[stage], turn % 2)
-                load_weights(weight, weights, full, stage, low, high, (first + step) * block_k, halves, block_k)
-                load_input(input, inputs, full, stage, row, (first + step) * block_k, block_m, block_k)
-
-
-@T.macro
-def share_out(sum_, sums, parts, share, splits, halves, block_m):
-    """Bring the sums to shared memory in the parts that the cluster's blocks finish, this block's own to `parts`.
-
-    Of two halves each part has as many rows of either, the first half's first.
-    """
-    rows, each = ROWS // halves, ROWS // halves // splits
-    for i, j in T.Parallel(ROWS, block_m):
-        sums[i % rows // each, j, i // rows * each + i % each] = sum_[i, j]
-    if splits > 1:
-        # This block's own part needs no journey.
-        for i, j in T.Parallel(ROWS, block_m):
-            if i % rows // each == share:
-                parts[share, j, i // rows * each + i % each] = sum_[i, j]
-        T.fence_proxy_async()
-
-
-@T.macro
-def exchange(sums, parts, arrived, share, splits, block_m):
-    """Send every block of the cluster its part of this one's sums, and wait for theirs."""
-    for other in T.unroll(splits):
-        if other != share:
-            T.copy_cluster(
-                sums[other, 0:block_m, 0 : ROWS // splits + PAD],
-                parts[share, 0:block_m, 0 : ROWS // splits + PAD],
-                dst_block=other,
-                remote_barrier=arrived[0],
-            )
-    T.barrier_wait(arrived[0], 0)
-    let_go(block_m, splits)
-
-
-@T.macro
-def add_up(total, parts, token, at, splits):
-    """The ranges of k of four rows of this block's part, in their order."""
-    for lane in T.vectorized(QUAD):
-        total[lane] = parts[0, token, at + lane]
-    for later in T.unroll(splits - 1):
-        for lane in T.vectorized(QUAD):
-            total[lane] += parts[later + 1, token, at + lane]
 
 
 @T.macro
@@ -212,17 +152,12 @@ def weighted(dtype: str, block_m: int, block_k: int, stages: int, splits: int) -
             sum_ = T.alloc_fragment((ROWS, block_m), F32)
             thread = T.get_thread_binding()
             T.pdl_trigger()
-            column = T.alloc_var(I32, init=block // splits)
-            share = T.alloc_var(I32, init=block % splits)
-            # Ranges are as equal as whole slices allow.
-            slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
-            first = T.alloc_var(I32, init=share * slices // splits)
-            count = T.alloc_var(I32, init=(share + 1) * slices // splits - first)
+            column, share, first, count = range_of(block, k, block_k, splits)
             if thread >= WARPGROUP:
                 low = T.alloc_var(I32, init=column * ROWS)
-                produce(
-                    input, weight, inputs, weights, full, free, low, low, row, first, count,
-                    1, block_m, block_k, stages,
+                fill_unrolled(
+                    partial(load_weights, weight, weights, full, low, low, 1, block_k), input, inputs, full, free,
+                    row, first, count, block_m, block_k, stages, WARPGROUP,
                 )  # fmt: skip
                 if splits > 1:
                     let_go(block_m, splits)
@@ -247,6 +182,7 @@ def weighted(dtype: str, block_m: int, block_k: int, stages: int, splits: int) -
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 if splits > 1:
                     exchange(sums, parts, arrived, share, splits, block_m)
+                    let_go(block_m, splits)
                 for turn in T.unroll(turns):
                     unit = turn * WARPGROUP + thread
                     token, quad = unit // (width // QUAD), unit % (width // QUAD)
@@ -313,17 +249,13 @@ def scaled_swiglu(dtype: str, block_m: int, block_k: int, stages: int, splits: i
             sum_ = T.alloc_fragment((ROWS, block_m), F32)
             thread = T.get_thread_binding()
             T.pdl_trigger()
-            column = T.alloc_var(I32, init=block // splits)
-            share = T.alloc_var(I32, init=block % splits)
-            slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
-            first = T.alloc_var(I32, init=share * slices // splits)
-            count = T.alloc_var(I32, init=(share + 1) * slices // splits - first)
+            column, share, first, count = range_of(block, k, block_k, splits)
             if thread >= WARPGROUP:
                 low = T.alloc_var(I32, init=column * HALF)
                 high = T.alloc_var(I32, init=low + n)
-                produce(
-                    input, weight, inputs, weights, full, free, low, high, row, first, count,
-                    2, block_m, block_k, stages,
+                fill_unrolled(
+                    partial(load_weights, weight, weights, full, low, high, 2, block_k), input, inputs, full, free,
+                    row, first, count, block_m, block_k, stages, WARPGROUP,
                 )  # fmt: skip
                 if splits > 1:
                     let_go(block_m, splits)
@@ -336,6 +268,7 @@ def scaled_swiglu(dtype: str, block_m: int, block_k: int, stages: int, splits: i
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 if splits > 1:
                     exchange(sums, parts, arrived, share, splits, block_m)
+                    let_go(block_m, splits)
                 for turn in T.unroll(turns):
                     unit = turn * WARPGROUP + thread
                     token, quad = unit // (width // QUAD), unit % (width // QUAD)
@@ -410,18 +343,14 @@ def scaled_projected(
             sum_ = T.alloc_fragment((ROWS, block_m), F32)
             thread = T.get_thread_binding()
             T.pdl_trigger()
-            column = T.alloc_var(I32, init=block // splits)
-            share = T.alloc_var(I32, init=block % splits)
-            slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
-            first = T.alloc_var(I32, init=share * slices // splits)
-            count = T.alloc_var(I32, init=(share + 1) * slices // splits - first)
+            column, share, first, count = range_of(block, k, block_k, splits)
             head = T.alloc_var(I32, init=column // groups)
             if thread >= WARPGROUP:
                 low_row = T.alloc_var(I32, init=head * head_dim + column % groups * HALF)
                 high_row = T.alloc_var(I32, init=low_row + half)
-                produce(
-                    input, weight, inputs, weights, full, free, low_row, high_row, row, first, count,
-                    2, block_m, block_k, stages,
+                fill_unrolled(
+                    partial(load_weights, weight, weights, full, low_row, high_row, 2, block_k), input, inputs, full,
+                    free, row, first, count, block_m, block_k, stages, WARPGROUP,
                 )  # fmt: skip
                 if splits > 1:
                     let_go(block_m, splits)
@@ -456,6 +385,7 @@ def scaled_projected(
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 if splits > 1:
                     exchange(sums, parts, arrived, share, splits, block_m)
+                    let_go(block_m, splits)
                 for turn in T.unroll(turns):
                     unit = turn * WARPGROUP + thread
                     token, quad = unit // (width // QUAD), unit % (width // QUAD)

@@ -30,17 +30,19 @@ from oxide_tile.families.chained import (
     turn_pairs,
     weighted_contract,
 )
-from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, U32, exactly, part
-from oxide_tile.families.gemm import WARP, silu
+from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, exactly, part
+from oxide_tile.families.gemm import silu
 from oxide_tile.families.ranged import (
     HALF,
     PASS_CONFIGS,
-    PIECE,
     ROWS,
-    VECTOR,
     blocks_of_shared_memory,
+    copy_slice,
+    copy_token,
     multiply_ranges,
+    multiply_slice,
 )
+from oxide_tile.families.ring import WARP
 
 # Elements of a row that a warp copies at once.
 SPAN = 256
@@ -51,76 +53,19 @@ REGISTERS, ALL_REGISTERS = 40, 65_536
 
 
 @T.macro
-def copy_weights(weight, ring, slot, low, high, at, k):
-    """Begin to copy this warp's span of a tile: of four rows from `low` on, and of four from `high` on."""
-    warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
-    for i in T.unroll(ROWS):
-        # Pieces of 16 bytes change places within 128, so that the same of 8 rows lie in different banks.
-        T.ptx_cp_async(
-            T.access_ptr(ring[slot, warp, i, (lane ^ i) * VECTOR], "w", VECTOR),
-            T.access_ptr(weight[low + i if i < HALF else high + i - HALF, at + lane * VECTOR], "r", VECTOR),
-            VECTOR,
-            predicate=at + lane * VECTOR < k,
-        )
-
-
-@T.macro
-def copy_token(input, tokens, slot, at, k):
-    """Begin to copy what that span is multiplied with."""
-    warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
-    T.ptx_cp_async(
-        T.access_ptr(tokens[slot, warp, lane * VECTOR], "w", VECTOR),
-        T.access_ptr(input[0, at + lane * VECTOR], "r", VECTOR),
-        VECTOR,
-        predicate=at + lane * VECTOR < k,
-    )
-
-
-@T.macro
-def multiply_span(ring, tokens, sum_, slot, at, k):
-    """Add the products of a span to the sums of 8 rows, of which a lane has two. What is past k is zeros."""
-    warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
-    right = T.alloc_local((SPAN // PIECE, 4), U32)
-    token = T.alloc_local((SPAN // PIECE, 4), U32)
-    left = T.alloc_local((2, 4), U32)
-    if at < k:
-        for j in T.unroll(SPAN // PIECE):
-            # In 128 bytes are two pieces.
-            place = j // 2 * 2 * PIECE + ((j % 2 * 4 + lane // ROWS) ^ (lane % ROWS)) * VECTOR
-            T.ptx_ldmatrix(
-                False, 4,
-                T.access_ptr(ring[slot, warp, lane % ROWS, place], "r", 8),
-                T.access_ptr(right[j, 0], "w", 4),
-            )  # fmt: skip
-            T.ptx_ldmatrix(
-                False, 4,
-                T.access_ptr(tokens[slot, warp, j * PIECE + lane // ROWS * VECTOR], "r", 8),
-                T.access_ptr(token[j, 0], "w", 4),
-            )  # fmt: skip
-        for j in T.unroll(SPAN // PIECE):
-            for side in T.unroll(2):
-                for i in T.unroll(4):
-                    left[side, i] = token[j, side * 2 + i // 2]
-                T.ptx_mma(
-                    F32, "m16n8k16", "row", "col", "bf16", "bf16", "fp32",
-                    left.data, side * 4, right.data, j * 4 + side * 2, sum_.data, side * 4, T.bool(False),
-                )  # fmt: skip
-
-
-@T.macro
 def multiply_spans(input, weight, sums, low, high, k, tile, warps, stages):
-    """The sums of 8 rows by warp; weights of the first steps are copied before the predecessor has ended."""
+    """The sums of 8 rows by warp, in two chains each; weights of the first steps come before the predecessor's end."""
     warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
     ring = T.alloc_shared((stages, warps, ROWS, SPAN), tile)
     tokens = T.alloc_shared((stages, warps, SPAN), tile)
     steps = T.alloc_var(I32, init=T.ceildiv(k, warps * SPAN))
     sum_ = T.alloc_local((2, 4), F32)
     for step in T.unroll(stages):
-        copy_weights(weight, ring, step, low, high, (step * warps + warp) * SPAN, k)
+        copy_slice(weight, ring, step, low, high, (step * warps + warp) * SPAN, k, SPAN)
     T.pdl_sync()
     # The first group has all of those weights.
     for step in T.unroll(stages):
-        copy_token(input, tokens, step, (step * warps + warp) * SPAN, k)
+        copy_token(input, tokens, step, (step * warps + warp) * SPAN, k, SPAN)
         T.ptx_commit_group()
     for side in T.unroll(2):
         for j in T.unroll(4):
@@ -129,12 +74,13 @@ def multiply_spans(input, weight, sums, low, high, k, tile, warps, stages):
         slot = T.alloc_var(I32, init=step % stages)
         T.ptx_wait_group(stages - 1)
         T.sync_warp()
-        multiply_span(ring, tokens, sum_, slot, (step * warps + warp) * SPAN, k)
+        if (step * warps + warp) * SPAN < k:
+            multiply_slice(ring, tokens, sum_, slot, SPAN, 2)
         T.sync_warp()
         at = T.alloc_var(I32, init=((step + stages) * warps + warp) * SPAN)
         if at < k:
-            copy_weights(weight, ring, slot, low, high, at, k)
-            copy_token(input, tokens, slot, at, k)
+            copy_slice(weight, ring, slot, low, high, at, k, SPAN)
+            copy_token(input, tokens, slot, at, k, SPAN)
         T.ptx_commit_group()
     if lane < HALF:
         for j in T.unroll(2):

@@ -6,6 +6,7 @@ squares of the tile's tokens in the order of `chained_gemm`, so that a result ha
 """
 
 from dataclasses import replace
+from functools import partial
 
 import tilelang.language as T
 
@@ -14,17 +15,8 @@ from oxide_tile.families.chained import SQUARES, SUMS, swiglu_contract
 from oxide_tile.families.chained_gemm import AHEAD
 from oxide_tile.families.common import F32, I32, TILE_DTYPES, part
 from oxide_tile.families.gemm import silu
-from oxide_tile.families.prefill_gemm import (
-    ALL_CONSUMERS,
-    BLOCK_K,
-    CONSUMER_REGISTERS,
-    FULL_ROW,
-    MULTIPROCESSORS,
-    WARP,
-    WARPGROUP,
-    ceil_div,
-    locate,
-)
+from oxide_tile.families.persistent import ALL_CONSUMERS, CONSUMER_REGISTERS, MULTIPROCESSORS, ceil_div, locate
+from oxide_tile.families.ring import BLOCK_K, WARP, WARPGROUP, fill, load_rows, multiply_slice, multiply_tile
 
 # Rows of a tile, and of it those that a warp adds up side by side.
 BLOCK_M, SIDE = 64, 4
@@ -36,13 +28,9 @@ PASS_CONFIGS = {"tl.disable_safe_memory_legalize": True, "tl.disable_thread_stor
 
 
 @T.macro
-def load_weights(weight, gates, ups, full, stage, column, at, n, columns):
+def load_weights(weight, gates, ups, full, column, n, columns, stage, at):
     """A slice of a tile's gate and up rows."""
-    T.tma_copy(
-        weight[column * columns : (column + 1) * columns, at : at + BLOCK_K],
-        gates[stage, 0:columns, 0:BLOCK_K],
-        barrier=full[stage],
-    )
+    load_rows(weight, gates, full, column, columns, stage, at)
     T.tma_copy(
         weight[n + column * columns : n + (column + 1) * columns, at : at + BLOCK_K],
         ups[stage, 0:columns, 0:BLOCK_K],
@@ -62,29 +50,13 @@ def tile_of(block, round_, rows, tiles, panel):
 def produce(
     input, weight, inputs, gates, ups, full, free, block, rounds, rows, tiles, panel, count, n, columns, stages
 ):  # fmt: skip
-    """Fill the ring, tile after tile; the first weights come before the predecessor has ended."""
+    """Fill the ring, tile after tile."""
     for round_ in T.serial(rounds):
         row, column = tile_of(block, round_, rows, tiles, panel)
-        early = T.alloc_var(I32, init=T.if_then_else(round_ == 0, T.min(stages, count), 0))
-        for step in T.serial(early):
-            load_weights(weight, gates, ups, full, step, column, step * BLOCK_K, n, columns)
-        if round_ == 0:
-            T.pdl_sync()
-        for step in T.serial(count):
-            turn = T.alloc_var(I32, init=round_ * count + step)
-            stage = turn % stages
-            T.barrier_wait(free[stage], turn // stages % 2 ^ 1)
-            if step >= early:
-                load_weights(weight, gates, ups, full, stage, column, step * BLOCK_K, n, columns)
-            T.tma_copy(
-                input[row * BLOCK_M : (row + 1) * BLOCK_M, step * BLOCK_K : (step + 1) * BLOCK_K],
-                inputs[stage, 0:BLOCK_M, 0:BLOCK_K],
-                barrier=full[stage],
-            )
-            # The thread that was elected to load has said how many bytes to expect.
-            T.sync_warp()
-            if T.get_thread_binding() == WARPGROUP:
-                T.barrier_arrive(full[stage])
+        fill(
+            partial(load_weights, weight, gates, ups, full, column, n, columns), input, inputs, full, free, row, 0,
+            round_, count, BLOCK_M, BLOCK_K, stages, WARPGROUP,
+        )  # fmt: skip
 
 
 @T.macro
@@ -125,43 +97,10 @@ def add_up_squares(squares, scales, buffer, row, adder, m, vectors, epsilon):
 
 
 @T.macro
-def multiply(inputs, gates, ups, gate, up, stage, clear, columns):
+def multiply(inputs, gates, ups, gate, up, columns, stage, clear):
     """Begin the products of one slice."""
-    T.wgmma_gemm(
-        inputs[stage, 0:BLOCK_M, 0:BLOCK_K],
-        gates[stage, 0:columns, 0:BLOCK_K],
-        gate,
-        transpose_B=True,
-        policy=FULL_ROW,
-        clear_accum=clear,
-    )
-    T.wgmma_gemm(
-        inputs[stage, 0:BLOCK_M, 0:BLOCK_K],
-        ups[stage, 0:columns, 0:BLOCK_K],
-        up,
-        transpose_B=True,
-        policy=FULL_ROW,
-        clear_accum=clear,
-    )
-
-
-@T.macro
-def multiply_tile(inputs, gates, ups, full, free, gate, up, start, count, columns, stages):
-    """The sums of a tile over all of k, with the products of one slice in flight while the next begin."""
-    T.barrier_wait(full[start % stages], start // stages % 2)
-    multiply(inputs, gates, ups, gate, up, start % stages, True, columns)
-    for step in T.serial(count - 1):
-        before = T.alloc_var(I32, init=start + step)
-        T.barrier_wait(full[(before + 1) % stages], (before + 1) // stages % 2)
-        multiply(inputs, gates, ups, gate, up, (before + 1) % stages, False, columns)
-        T.wait_wgmma(2)
-        if T.get_thread_binding() == 0:
-            T.barrier_arrive(free[before % stages])
-    T.wait_wgmma(0)
-    T.warpgroup_fence_operand(gate, num_regs=columns * BLOCK_M // WARPGROUP)
-    T.warpgroup_fence_operand(up, num_regs=columns * BLOCK_M // WARPGROUP)
-    if T.get_thread_binding() == 0:
-        T.barrier_arrive(free[(start + count - 1) % stages])
+    multiply_slice(inputs, gates, gate, BLOCK_M, columns, BLOCK_K, stage, clear)
+    multiply_slice(inputs, ups, up, BLOCK_M, columns, BLOCK_K, stage, clear)
 
 
 def scaled_swiglu(dtype: str, block_n: int, stages: int, panel: int) -> Definition:
@@ -223,7 +162,8 @@ def scaled_swiglu(dtype: str, block_n: int, stages: int, panel: int) -> Definiti
                     row, column = tile_of(block, round_, rows, tiles, panel)
                     buffer = round_ % BUFFERS
                     multiply_tile(
-                        inputs, gates, ups, full, free, gate, up, round_ * count, count, columns, stages
+                        partial(multiply, inputs, gates, ups, gate, up, columns), (gate, up),
+                        columns * BLOCK_M // WARPGROUP, full, free, round_, count, stages,
                     )  # fmt: skip
                     T.barrier_wait(scaled[buffer], round_ // BUFFERS % 2)
                     for i, j in T.Parallel(BLOCK_M, columns):

@@ -15,11 +15,12 @@ import tilelang.language as T
 
 from oxide_tile.definition import Definition, DefinitionError
 from oxide_tile.families.common import F32, I32, TILE_DTYPES, part
-from oxide_tile.families.gemm import QUAD, WARP, WARPGROUP, definition
+from oxide_tile.families.gemm import definition
+from oxide_tile.families.ring import BLOCK_K, WARP, WARPGROUP, load_input, load_rows, multiply_range
+from oxide_tile.families.split import QUAD
 
-# Rows of the input that a warpgroup multiplies, and elements of k that a slice has: 128 bytes, as wide as the swizzle.
+# Rows of the input that a warpgroup multiplies.
 ROWS = 64
-BLOCK_K = 64
 # Columns that four neighbouring threads hold, two each.
 GROUP = 8
 PUT_PEER = """
@@ -51,58 +52,19 @@ def dense_clustered(
     m, n, k, quads = T.dynamic("m"), T.dynamic("n"), T.dynamic("k"), T.dynamic("quads_of_row")
 
     @T.macro
-    def load_weights(weight, weights, full, stage, column, at):
-        T.tma_copy(
-            weight[column * block_n : (column + 1) * block_n, at : at + BLOCK_K],
-            weights[stage, 0:block_n, 0:BLOCK_K],
-            barrier=full[stage],
-        )
-
-    @T.macro
     def produce(input, weight, inputs, weights, full, free, column, row, first, count):
-        """Fill the ring; the first weights come before the predecessor has ended."""
+        """As `ring.fill`, but an offset that the weights are loaded from is no variable."""
         early = T.alloc_var(I32, init=T.min(stages, count))
         for step in T.serial(early):
-            load_weights(weight, weights, full, step, column, (first + step) * BLOCK_K)
+            load_rows(weight, weights, full, column, block_n, step, (first + step) * BLOCK_K)
         T.pdl_sync()
         for step in T.serial(count):
             stage = step % stages
             T.barrier_wait(free[stage], step // stages % 2 ^ 1)
             if step >= early:
-                load_weights(weight, weights, full, stage, column, (first + step) * BLOCK_K)
+                load_rows(weight, weights, full, column, block_n, stage, (first + step) * BLOCK_K)
             at = T.alloc_var(I32, init=(first + step) * BLOCK_K)
-            T.tma_copy(
-                input[row * block_m : (row + 1) * block_m, at : at + BLOCK_K],
-                inputs[stage, 0:block_m, 0:BLOCK_K],
-                barrier=full[stage],
-            )
-            # The thread that was elected to load has said how many bytes to expect.
-            T.sync_warp()
-            if T.get_thread_binding() == consumer_threads:
-                T.barrier_arrive(full[stage])
-
-    @T.macro
-    def multiply(inputs, weights, full, free, sum_, count):
-        """The sums of this block's range of k, with the products of one slice in flight while the next begin."""
-        if count == 0:
-            T.clear(sum_)
-        for step in T.serial(count):
-            stage = step % stages
-            T.barrier_wait(full[stage], step // stages % 2)
-            T.wgmma_gemm(
-                inputs[stage, 0:block_m, 0:BLOCK_K],
-                weights[stage, 0:block_n, 0:BLOCK_K],
-                sum_,
-                transpose_B=True,
-                policy=T.GemmWarpPolicy.FullRow,
-                clear_accum=step == 0,
-            )
-            if step > 0:
-                T.wait_wgmma(1)
-                if T.get_thread_binding() % WARPGROUP == 0:
-                    T.barrier_arrive(free[(step - 1) % stages])
-        T.wait_wgmma(0)
-        T.warpgroup_fence_operand(sum_, num_regs=block_n * ROWS // WARPGROUP)
+            load_input(input, inputs, full, stage, row, at, block_m, BLOCK_K, consumer_threads)
 
     @T.macro
     def send(sum_, parts, share):
@@ -176,7 +138,10 @@ def dense_clustered(
                     if unit < units and row * block_m + token < m and at + quad < quads:
                         for lane in T.vectorized(QUAD):
                             extra[turn, lane] = T.cast(residual[row * block_m + token, at + quad, lane], F32)
-                multiply(inputs, weights, full, free, sum_, count)
+                multiply_range(
+                    inputs, weights, full, free, sum_, count, block_m, block_n, BLOCK_K, stages,
+                    block_n * ROWS // WARPGROUP,
+                )  # fmt: skip
             # No ring of the cluster is in use any more.
             T.sync_warp()
             T.cluster_sync()

@@ -1,5 +1,7 @@
 """Rows of a table by index: `embedding.gather`. One block a row, 16 bytes a thread at a time."""
 
+from dataclasses import replace
+
 import tilelang.language as T
 
 from oxide_tile.definition import UNLIMITED, Definition, Domain, Tensor
@@ -19,8 +21,10 @@ from oxide_tile.families.common import (
 
 
 @T.macro
-def find_row(index, known, ids, slots, last_tokens, status, token, vocab_size, max_sequences, feeds):
+def find_row(ids, slots, last_tokens, status, token, vocab_size, max_sequences, feeds):
     """The row of a token's id and whether the table has it; with `feeds` that of what its slot sampled last."""
+    index = T.alloc_local((1,), U32)
+    known = T.alloc_local((1,), "bool")
     index[0] = ids[token]
     if feeds:
         slot = T.alloc_var(I32, init=slots[token])
@@ -33,6 +37,7 @@ def find_row(index, known, ids, slots, last_tokens, status, token, vocab_size, m
         index[0] = T.Cast(U32, 0)
         if T.get_thread_binding() == 0:
             report(status, INDEX_OUT_OF_RANGE, token)
+    return index, known
 
 
 def gather(dtype: str, threads: int, output_dtype: str | None = None, feedback: str = "absent") -> Definition:
@@ -60,9 +65,7 @@ def gather(dtype: str, threads: int, output_dtype: str | None = None, feedback: 
     ):
         with T.Kernel(tokens, threads=threads) as token:
             thread = T.get_thread_binding()
-            index = T.alloc_local((1,), U32)
-            known = T.alloc_local((1,), "bool")
-            find_row(index, known, ids, slots, last_tokens, status, token, vocab_size, max_sequences, feeds)
+            index, known = find_row(ids, slots, last_tokens, status, token, vocab_size, max_sequences, feeds)
             row = T.alloc_var(I32, init=T.cast(index[0], I32))
             for step in T.serial(T.ceildiv(row_vectors, threads)):
                 i = step * threads + thread
@@ -72,26 +75,7 @@ def gather(dtype: str, threads: int, output_dtype: str | None = None, feedback: 
                             T.if_then_else(known[0], table[row, i, j], T.cast(0, tile)), out_tile
                         )
 
-    return Definition(
-        contract="embedding.gather",
-        function=function,
-        properties={"table": dtype, "output": output_dtype, **({"feedback": feedback} if feeds else {})},
-        dimensions={
-            "tokens": Domain(),
-            "vocab_size": Domain(),
-            "hidden_size": Domain(lanes, UNLIMITED, lanes),
-            **({"max_sequences": Domain()} if feeds else {}),
-        },
-        operands={
-            "ids": Tensor(("tokens",), alignment=4),
-            "slots": Tensor(("tokens",), alignment=4),
-            "last_tokens": Tensor(("max_sequences",), alignment=4),
-            "table": Tensor(("vocab_size", "hidden_size")),
-            "output": Tensor(("tokens", "hidden_size"), "write"),
-            "status": STATUS,
-        },
-        derived={"row_vectors": part("hidden_size", lanes)},
-    )
+    return contract(function, dtype, output_dtype, feeds, lanes)
 
 
 def gather_weighted(dtype: str, threads: int) -> Definition:
@@ -119,9 +103,7 @@ def gather_weighted(dtype: str, threads: int) -> Definition:
         with T.Kernel(tokens, threads=threads) as token:
             overlap_predecessor()
             thread = T.get_thread_binding()
-            index = T.alloc_local((1,), U32)
-            known = T.alloc_local((1,), "bool")
-            find_row(index, known, ids, slots, last_tokens, status, token, vocab_size, max_sequences, True)
+            index, known = find_row(ids, slots, last_tokens, status, token, vocab_size, max_sequences, True)
             row = T.alloc_var(I32, init=T.cast(index[0], I32))
             for step in T.serial(T.ceildiv(row_vectors, threads)):
                 i = step * threads + thread
@@ -143,26 +125,38 @@ def gather_weighted(dtype: str, threads: int) -> Definition:
                             half[side] += value[side * (lanes // 2) + j] * value[side * (lanes // 2) + j]
                     squares[token, i] = half[0] + half[1]
 
+    base = contract(function, dtype, "f32", True, SQUARES)
+    return replace(
+        base,
+        properties={**base.properties, "norm": "weighted"},
+        operands={
+            **base.operands,
+            "norm_weight": Tensor(("hidden_size",)),
+            "weighted": Tensor(("tokens", "hidden_size"), "write"),
+            "squares": Tensor(("tokens", part("hidden_size", SQUARES)), "write"),
+        },
+    )
+
+
+def contract(function: object, dtype: str, output_dtype: str, feeds: bool, multiple: int) -> Definition:
+    """A gather of rows that are as many elements as some `multiple`."""
     return Definition(
         contract="embedding.gather",
         function=function,
-        properties={"table": dtype, "output": "f32", "feedback": "present", "norm": "weighted"},
+        properties={"table": dtype, "output": output_dtype, **({"feedback": "present"} if feeds else {})},
         dimensions={
             "tokens": Domain(),
             "vocab_size": Domain(),
-            "hidden_size": Domain(SQUARES, UNLIMITED, SQUARES),
-            "max_sequences": Domain(),
+            "hidden_size": Domain(multiple, UNLIMITED, multiple),
+            **({"max_sequences": Domain()} if feeds else {}),
         },
         operands={
             "ids": Tensor(("tokens",), alignment=4),
             "slots": Tensor(("tokens",), alignment=4),
             "last_tokens": Tensor(("max_sequences",), alignment=4),
             "table": Tensor(("vocab_size", "hidden_size")),
-            "norm_weight": Tensor(("hidden_size",)),
             "output": Tensor(("tokens", "hidden_size"), "write"),
-            "weighted": Tensor(("tokens", "hidden_size"), "write"),
-            "squares": Tensor(("tokens", part("hidden_size", SQUARES)), "write"),
             "status": STATUS,
         },
-        derived={"row_vectors": part("hidden_size", lanes)},
+        derived={"row_vectors": part("hidden_size", vector_lanes(dtype))},
     )

@@ -13,25 +13,29 @@ m, n and k are symbolic. Every element of `output` is summed over k in an order 
 """
 
 from dataclasses import replace
+from functools import partial
 
 import tilelang.language as T
 
 from oxide_tile.definition import UNLIMITED, Definition, DefinitionError, Domain, Tensor
 from oxide_tile.expr import Name
 from oxide_tile.families.common import F32, I32, TILE_DTYPES, part, vector_lanes
+from oxide_tile.families.ring import WARP, WARPGROUP, fence, fill_unrolled, multiply_slice, release
+from oxide_tile.families.split import (
+    ALL_CONSUMERS,
+    PAD,
+    QUAD,
+    ROWS,
+    end_together,
+    exchange,
+    let_go,
+    range_of,
+    share_out,
+)
 
 EPILOGUES = ("none", "bias", "residual", "swiglu")
-WARP, WARPGROUP = 32, 128
-# Rows of weights that tensor cores take at a time.
-ROWS = 64
 # Elements of a row that lie together in a shared tile: 128 bytes, as wide as the swizzle.
 SLAB = 64
-# Elements of a result that one thread stores.
-QUAD = 4
-# Between tokens in shared memory, so that a warp's sums lie in different banks.
-PAD = 4
-# Number of a named barrier; the compiler uses 3.
-ALL_CONSUMERS = 1
 
 
 def dense_small(
@@ -59,7 +63,7 @@ def dense_small(
     m, n, k, quads = T.dynamic("m"), T.dynamic("n"), T.dynamic("k"), T.dynamic("quads_of_row")
 
     @T.macro
-    def load_weights(weight, weights, full, stage, column, at):
+    def load_weights(weight, weights, full, column, stage, at):
         for slab in T.unroll(block_k // SLAB):
             start, end, within = at + slab * SLAB, at + (slab + 1) * SLAB, slab * SLAB
             T.tma_copy(
@@ -73,24 +77,6 @@ def dense_small(
                     weights[stage, columns:ROWS, within : within + SLAB],
                     barrier=full[stage],
                 )
-
-    @T.macro
-    def produce(input, weight, inputs, weights, full, free, column, row, first, count):
-        """Fill the ring, waiting for no place in its first turn; its weights come before the predecessor has ended."""
-        for stage in T.unroll(stages):
-            if stage < count:
-                load_weights(weight, weights, full, stage, column, (first + stage) * block_k)
-        T.pdl_sync()
-        for stage in T.unroll(stages):
-            if stage < count:
-                load_input(input, inputs, full, stage, row, (first + stage) * block_k, block_m, block_k)
-        for turn in T.unroll(T.truncdiv(count - 1, stages), unroll_factor=1):
-            for stage in T.unroll(stages):
-                step = (turn + 1) * stages + stage
-                if step < count:
-                    T.barrier_wait(free[stage], turn % 2)
-                    load_weights(weight, weights, full, stage, column, (first + step) * block_k)
-                    load_input(input, inputs, full, stage, row, (first + step) * block_k, block_m, block_k)
 
     @T.macro
     def finish(parts, extra, output, row, at):
@@ -134,16 +120,14 @@ def dense_small(
             sum_ = T.alloc_fragment((ROWS, block_m), F32)
             thread = T.get_thread_binding()
             T.pdl_trigger()
-            column = T.alloc_var(I32, init=block // splits)
-            share = T.alloc_var(I32, init=block % splits)
-            # Ranges are as equal as whole slices allow.
-            slices = T.alloc_var(I32, init=T.ceildiv(k, block_k))
-            first = T.alloc_var(I32, init=share * slices // splits)
-            count = T.alloc_var(I32, init=(share + 1) * slices // splits - first)
+            column, share, first, count = range_of(block, k, block_k, splits)
             at = T.alloc_var(I32, init=(column * columns + share * width) // QUAD)
             extra = T.alloc_local((turns, QUAD), F32)
             if thread >= WARPGROUP:
-                produce(input, weight, inputs, weights, full, free, column, row, first, count)
+                fill_unrolled(
+                    partial(load_weights, weight, weights, full, column), input, inputs, full, free, row, first, count,
+                    block_m, block_k, stages, WARPGROUP,
+                )  # fmt: skip
             else:
                 if epilogue == "residual":
                     T.pdl_sync()
@@ -158,25 +142,10 @@ def dense_small(
                                 else:
                                     extra[turn, lane] = T.cast(residual[row * block_m + token, at + quad, lane], F32)
                 multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
-                for i, j in T.Parallel(ROWS, block_m):
-                    sums[i // rows_of_part, j, i % rows_of_part] = sum_[i, j]
-                if splits > 1:
-                    # This block's own part needs no journey.
-                    for i, j in T.Parallel(ROWS, block_m):
-                        if i // rows_of_part == share:
-                            parts[share, j, i % rows_of_part] = sum_[i, j]
-                    T.fence_proxy_async()
+                share_out(sum_, sums, parts, share, splits, 1, block_m)
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 if splits > 1:
-                    for other in T.unroll(splits):
-                        if other != share:
-                            T.copy_cluster(
-                                sums[other, 0:block_m, 0 : rows_of_part + PAD],
-                                parts[share, 0:block_m, 0 : rows_of_part + PAD],
-                                dst_block=other,
-                                remote_barrier=arrived[0],
-                            )
-                    T.barrier_wait(arrived[0], 0)
+                    exchange(sums, parts, arrived, share, splits, block_m)
             if splits > 1:
                 let_go(block_m, splits)
             if thread < WARPGROUP:
@@ -194,20 +163,6 @@ def dense_small(
 
 
 @T.macro
-def load_input(input, inputs, full, stage, row, at, block_m, block_k):
-    """A slice of k of a tile's tokens. All of a stage is on its way then."""
-    T.tma_copy(
-        input[row * block_m : (row + 1) * block_m, at : at + block_k],
-        inputs[stage, 0:block_m, 0:block_k],
-        barrier=full[stage],
-    )
-    # The thread that was elected to load has said how many bytes to expect.
-    T.sync_warp()
-    if T.get_thread_binding() == WARPGROUP:
-        T.barrier_arrive(full[stage])
-
-
-@T.macro
 def multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages):
     """The sums of this block's range of k, with the products of one slice in flight while the next begin."""
     if count == 0:
@@ -219,47 +174,12 @@ def multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
             step = turn * stages + stage
             if step < count:
                 T.barrier_wait(full[stage], turn % 2)
-                T.wgmma_gemm(
-                    weights[stage, 0:ROWS, 0:block_k],
-                    inputs[stage, 0:block_m, 0:block_k],
-                    sum_,
-                    transpose_B=True,
-                    policy=T.GemmWarpPolicy.FullRow,
-                    clear_accum=step == 0,
-                )
+                multiply_slice(weights, inputs, sum_, ROWS, block_m, block_k, stage, step == 0)
                 if step > 0:
                     T.wait_wgmma(1)
-                    if T.get_thread_binding() == 0:
-                        T.barrier_arrive(free[(stage + stages - 1) % stages])
+                    release(free, (stage + stages - 1) % stages)
     T.wait_wgmma(0)
-    T.warpgroup_fence_operand(sum_, num_regs=ROWS * block_m // WARPGROUP)
-
-
-def goes_early(block_m: int, splits: int) -> bool:
-    """Whether a block lets the others of its cluster end before it stores.
-
-    Not with 64 tokens in clusters of 8: with half as many again as fit the machine, that took 49 us and not 45. Of 128
-    tokens all clusters fit: down of 128 rows takes 13.8 us and not 14.6.
-    """
-    return (block_m, splits) != (64, 8)
-
-
-@T.macro
-def let_go(block_m, splits):
-    """Say, if it is time, that nothing more is sent to this block, so that for all it needs the others may end."""
-    if goes_early(block_m, splits):
-        T.sync_warp()
-        T.cluster_arrive_relaxed()
-
-
-@T.macro
-def end_together(block_m, splits):
-    """End a block of a cluster, whose memory stays until what it sent has left it."""
-    T.sync_warp()
-    if goes_early(block_m, splits):
-        T.cluster_wait()
-    else:
-        T.cluster_sync()
+    fence((sum_,), ROWS * block_m // WARPGROUP)
 
 
 def silu(gate):

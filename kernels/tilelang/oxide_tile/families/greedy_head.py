@@ -9,21 +9,24 @@ A logit is the sum over hidden_size in f32, in the order in which `gemm.dense` w
 rounded: a row gets the token that `sampling.argmax` would choose from the logits that such a product writes.
 """
 
+from functools import partial
+
 import tilelang.language as T
 
 from oxide_tile.definition import UNLIMITED, Condition, Definition, DefinitionError, Domain, Tensor
 from oxide_tile.families.common import F32, I32, TILE_DTYPES, U32, overlap_predecessor, vector_lanes
 from oxide_tile.families.logits import (
-    BROKEN,
     NO_SLOT,
     NO_TOKEN,
     ROW_COLUMNS,
+    SETTLED,
     SLOT,
-    choose,
+    choose_sound,
     is_nan_or_infinity,
     settle,
 )
-from oxide_tile.families.prefill_gemm import BLOCK_K, FULL_ROW, MULTIPROCESSORS, WARP, WARPGROUP, ceil_div
+from oxide_tile.families.persistent import MULTIPROCESSORS, ceil_div
+from oxide_tile.families.ring import BLOCK_K, WARP, WARPGROUP, fill, load_rows, multiply_slice, multiply_tile
 
 # The multiprocessor's 65,536 registers by the number of warpgroups that multiply: the producer's, and theirs.
 REGISTERS = {1: (40, 240), 2: (40, 232), 3: (32, 160)}
@@ -79,56 +82,14 @@ def candidates(dtype: str, tile_tokens: int, block_m: int, stages: int, consumer
     tiles = T.dynamic("tiles")
 
     @T.macro
-    def load_weights(weight, weights, full, stage, column, at):
-        T.tma_copy(
-            weight[column * columns : (column + 1) * columns, at : at + BLOCK_K],
-            weights[stage, 0:columns, 0:BLOCK_K],
-            barrier=full[stage],
-        )
-
-    @T.macro
     def produce(input, weight, inputs, weights, full, free, block, rounds, count):
-        """Fill the ring, tile after tile; the first weights come before the predecessor has ended."""
+        """Fill the ring, tile after tile."""
         for round_ in T.serial(rounds):
             column = T.alloc_var(I32, init=block + round_ * MULTIPROCESSORS)
-            early = T.alloc_var(I32, init=T.if_then_else(round_ == 0, T.min(stages, count), 0))
-            for step in T.serial(early):
-                load_weights(weight, weights, full, step, column, step * BLOCK_K)
-            if round_ == 0:
-                T.pdl_sync()
-            for step in T.serial(count):
-                turn = T.alloc_var(I32, init=round_ * count + step)
-                stage = turn % stages
-                T.barrier_wait(free[stage], turn // stages % 2 ^ 1)
-                if step >= early:
-                    load_weights(weight, weights, full, stage, column, step * BLOCK_K)
-                T.tma_copy(
-                    input[0:block_m, step * BLOCK_K : (step + 1) * BLOCK_K],
-                    inputs[stage, 0:block_m, 0:BLOCK_K],
-                    barrier=full[stage],
-                )
-                # The thread that was elected to load has said how many bytes to expect.
-                T.sync_warp()
-                if T.get_thread_binding() == consumer_threads:
-                    T.barrier_arrive(full[stage])
-
-    @T.macro
-    def multiply(inputs, weights, sum_, stage, clear):
-        """Begin the products of one slice."""
-        T.wgmma_gemm(
-            inputs[stage, 0:block_m, 0:BLOCK_K],
-            weights[stage, 0:columns, 0:BLOCK_K],
-            sum_,
-            transpose_B=True,
-            policy=FULL_ROW,
-            clear_accum=clear,
-        )
-
-    @T.macro
-    def release(free, stage):
-        """Give a stage back to the producer; one thread speaks for the warpgroup, whose products end together."""
-        if T.get_thread_binding() % WARPGROUP == 0:
-            T.barrier_arrive(free[stage])
+            fill(
+                partial(load_rows, weight, weights, full, column, columns), input, inputs, full, free, 0, 0, round_,
+                count, block_m, BLOCK_K, stages, consumer_threads,
+            )  # fmt: skip
 
     @T.macro
     def keep_best(sum_, best_logits, best_tokens, column):
@@ -157,21 +118,13 @@ def candidates(dtype: str, tile_tokens: int, block_m: int, stages: int, consumer
 
     @T.macro
     def consume(inputs, weights, full, free, best_logits, best_tokens, block, rounds, count):
-        """Every tile of one block, with the products of one slice in flight while the next begin."""
+        """Every tile of one block."""
         sum_ = T.alloc_fragment((block_m, columns), F32)
         for round_ in T.serial(rounds):
-            start = T.alloc_var(I32, init=round_ * count)
-            T.barrier_wait(full[start % stages], start // stages % 2)
-            multiply(inputs, weights, sum_, start % stages, True)
-            for step in T.serial(count - 1):
-                before = T.alloc_var(I32, init=start + step)
-                T.barrier_wait(full[(before + 1) % stages], (before + 1) // stages % 2)
-                multiply(inputs, weights, sum_, (before + 1) % stages, False)
-                T.wait_wgmma(1)
-                release(free, before % stages)
-            T.wait_wgmma(0)
-            T.warpgroup_fence_operand(sum_, num_regs=block_m * columns // consumer_threads)
-            release(free, (start + count - 1) % stages)
+            multiply_tile(
+                partial(multiply_slice, inputs, weights, sum_, block_m, columns, BLOCK_K), (sum_,),
+                block_m * columns // consumer_threads, full, free, round_, count, stages,
+            )  # fmt: skip
             column = T.alloc_var(I32, init=block + round_ * MULTIPROCESSORS)
             keep_best(sum_, best_logits, best_tokens, column)
 
@@ -258,10 +211,7 @@ def pick(threads: int) -> Definition:
                         token = candidate
                     if is_nan_or_infinity(value):
                         broken = 1
-            if broken == 1:
-                logit = T.infinity(F32)
-                token = BROKEN
-            _, first = choose(logit, token, thread, threads)
+            _, first = choose_sound(logit, token, broken, thread, threads)
             if thread == 0:
                 settle(row_ints, last_tokens, tokens, row_status, row, first, max_sequences)
 
@@ -274,8 +224,6 @@ def pick(threads: int) -> Definition:
             "best_logits": Tensor(("rows", "candidates"), alignment=4),
             "best_tokens": Tensor(("rows", "candidates"), alignment=4),
             "row_ints": Tensor(("rows", ROW_COLUMNS), alignment=4),
-            "last_tokens": Tensor(("max_sequences",), "read_write", alignment=4),
-            "tokens": Tensor(("rows",), "write", alignment=4),
-            "row_status": Tensor(("rows",), "write", alignment=4),
+            **SETTLED,
         },
     )

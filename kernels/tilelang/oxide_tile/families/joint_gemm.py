@@ -9,26 +9,24 @@ m, n and k are symbolic. Every element of `output` is summed over k in an order 
 """
 
 from dataclasses import replace
+from functools import partial
 
 import tilelang.language as T
 
 from oxide_tile.definition import Condition, Definition, DefinitionError, Domain
 from oxide_tile.families.common import F32, I32, TILE_DTYPES
 from oxide_tile.families.gemm import definition, silu
-from oxide_tile.families.prefill_gemm import (
-    ALL_CONSUMERS,
-    BLOCK_K,
+from oxide_tile.families.persistent import (
     CONSUMER_REGISTERS,
-    FULL_ROW,
     MULTIPROCESSORS,
     PRODUCER_REGISTERS,
     RESULT_BUFFERS,
     SLICE,
-    WARP,
-    WARPGROUP,
     ceil_div,
     locate,
+    store_slices,
 )
+from oxide_tile.families.ring import BLOCK_K, WARP, WARPGROUP, fill, multiply_slice, multiply_tile
 
 CONSUMERS = 2
 CONSUMER_THREADS = CONSUMERS * WARPGROUP
@@ -58,7 +56,14 @@ def dense(
     m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
 
     @T.macro
-    def load_weights(weight, weights, full, stage, column, at):
+    def tile_of(block, round_, rows, tiles):
+        """Row and column of a block's tile in a round."""
+        place = T.alloc_var(I32, init=T.truncdiv(block, cluster) + round_ * clusters)
+        _, cluster_row, column = locate(place, rows, tiles, panel // cluster, 1)
+        return cluster_row * cluster + T.truncmod(block, cluster), column
+
+    @T.macro
+    def load_weights(weight, weights, full, column, stage, at):
         for half in T.unroll(2):
             T.tma_copy(
                 weight[half * n + column * columns : half * n + (column + 1) * columns, at : at + BLOCK_K],
@@ -69,69 +74,13 @@ def dense(
 
     @T.macro
     def produce(input, weight, inputs, weights, full, free, block, rounds, rows, tiles, count):
-        """Fill the ring, tile after tile; the first weights come before the predecessor has ended."""
+        """Fill the ring, tile after tile."""
         for round_ in T.serial(rounds):
-            place = T.alloc_var(I32, init=T.truncdiv(block, cluster) + round_ * clusters)
-            _, cluster_row, column = locate(place, rows, tiles, panel // cluster, 1)
-            row = cluster_row * cluster + T.truncmod(block, cluster)
-            early = T.alloc_var(I32, init=T.if_then_else(round_ == 0, T.min(stages, count), 0))
-            for step in T.serial(early):
-                load_weights(weight, weights, full, step, column, step * BLOCK_K)
-            if round_ == 0:
-                T.pdl_sync()
-            for step in T.serial(count):
-                turn = T.alloc_var(I32, init=round_ * count + step)
-                stage = turn % stages
-                T.barrier_wait(free[stage], turn // stages % 2 ^ 1)
-                if step >= early:
-                    load_weights(weight, weights, full, stage, column, step * BLOCK_K)
-                T.tma_copy(
-                    input[row * block_m : (row + 1) * block_m, step * BLOCK_K : (step + 1) * BLOCK_K],
-                    inputs[stage, 0:block_m, 0:BLOCK_K],
-                    barrier=full[stage],
-                )
-                # The thread that was elected to load has said how many bytes to expect.
-                T.sync_warp()
-                if T.get_thread_binding() == CONSUMER_THREADS:
-                    T.barrier_arrive(full[stage])
-
-    @T.macro
-    def multiply(inputs, weights, sum_, stage, clear):
-        """Begin the products of one slice."""
-        T.wgmma_gemm(
-            inputs[stage, 0:block_m, 0:BLOCK_K],
-            weights[stage, 0:block_n, 0:BLOCK_K],
-            sum_,
-            transpose_B=True,
-            policy=FULL_ROW,
-            clear_accum=clear,
-        )
-
-    @T.macro
-    def release(free, stage):
-        """Give a stage back to the producers; one thread speaks for the warpgroup, whose products end together."""
-        if T.get_thread_binding() % WARPGROUP == 0:
-            for peer in T.unroll(cluster):
-                T.mbarrier_arrive(free[stage], peer)
-
-    @T.macro
-    def store_shared(result, results, output, row, column, before):
-        """Round the results and send them off slice by slice, from buffers in turn; `before` slices went before."""
-        for slice_ in T.unroll(columns // SLICE):
-            # The copy that last read this buffer has ended.
-            if T.get_thread_binding() < WARP:
-                T.tma_store_wait(RESULT_BUFFERS - 1)
-            T.sync_threads(ALL_CONSUMERS, CONSUMER_THREADS)
-            buffer = (before + slice_) % RESULT_BUFFERS
-            T.copy(result[0:block_m, slice_ * SLICE : (slice_ + 1) * SLICE], results[buffer, 0:block_m, 0:SLICE])
-            T.fence_proxy_async()
-            T.sync_threads(ALL_CONSUMERS, CONSUMER_THREADS)
-            if T.get_thread_binding() < WARP:
-                first = column * columns + slice_ * SLICE
-                T.tma_copy(
-                    results[buffer, 0:block_m, 0:SLICE],
-                    output[row * block_m : (row + 1) * block_m, first : first + SLICE],
-                )
+            row, column = tile_of(block, round_, rows, tiles)
+            fill(
+                partial(load_weights, weight, weights, full, column), input, inputs, full, free, row, 0, round_, count,
+                block_m, BLOCK_K, stages, CONSUMER_THREADS,
+            )  # fmt: skip
 
     @T.macro
     def consume(inputs, weights, results, full, free, output, block, rounds, rows, tiles, count):
@@ -140,21 +89,11 @@ def dense(
         result = T.alloc_fragment((block_m, columns), F32)
         up = T.alloc_fragment((block_m, columns), F32)
         for round_ in T.serial(rounds):
-            place = T.alloc_var(I32, init=T.truncdiv(block, cluster) + round_ * clusters)
-            _, cluster_row, column = locate(place, rows, tiles, panel // cluster, 1)
-            row = cluster_row * cluster + T.truncmod(block, cluster)
-            start = T.alloc_var(I32, init=round_ * count)
-            T.barrier_wait(full[start % stages], start // stages % 2)
-            multiply(inputs, weights, sum_, start % stages, True)
-            for step in T.serial(count - 1):
-                before = T.alloc_var(I32, init=start + step)
-                T.barrier_wait(full[(before + 1) % stages], (before + 1) // stages % 2)
-                multiply(inputs, weights, sum_, (before + 1) % stages, False)
-                T.wait_wgmma(1)
-                release(free, before % stages)
-            T.wait_wgmma(0)
-            T.warpgroup_fence_operand(sum_, num_regs=block_m * block_n // CONSUMER_THREADS)
-            release(free, (start + count - 1) % stages)
+            row, column = tile_of(block, round_, rows, tiles)
+            multiply_tile(
+                partial(multiply_slice, inputs, weights, sum_, block_m, block_n, BLOCK_K), (sum_,),
+                block_m * block_n // CONSUMER_THREADS, full, free, round_, count, stages, cluster,
+            )  # fmt: skip
             # Nothing more comes from the peers or goes to them, and they need not wait for results.
             if round_ == rounds - 1:
                 T.cluster_arrive()
@@ -164,7 +103,9 @@ def dense(
                 up[i, j] = sum_[i, columns + j]
             for i, j in T.Parallel(block_m, columns):
                 result[i, j] = silu(result[i, j]) * up[i, j]
-            store_shared(result, results, output, row, column, round_ * (columns // SLICE))
+            store_slices(
+                result, results, output, row, column, round_ * (columns // SLICE), block_m, columns, CONSUMER_THREADS
+            )
         T.tma_store_wait(0)
 
     @T.prim_func

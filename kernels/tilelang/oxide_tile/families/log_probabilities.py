@@ -16,7 +16,7 @@ from oxide_tile.families.logits import (
     NO_TOKEN,
     UNGUARDED,
     WARP,
-    choose,
+    choose_sound,
     is_nan_or_infinity,
     once_if,
     order,
@@ -93,10 +93,7 @@ def log_probabilities(blocks: int) -> Definition:
                         best_token = base + j * threads
                     if is_nan_or_infinity(values[j]):
                         broken = 1
-            if broken == 1:
-                logit = T.infinity(F32)
-                best_token = BROKEN
-            top, top_token = choose(logit, best_token, thread, threads)
+            top, top_token = choose_sound(logit, best_token, broken, thread, threads)
             if thread == 0:
                 exchange[row, turn, block, 0] = T.cast(order(top), I64) * 2**32 + (NO_TOKEN - T.cast(top_token, I64))
             wait()

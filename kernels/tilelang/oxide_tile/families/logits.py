@@ -5,6 +5,7 @@ Weights are integers, so their sums are exact: no order of addition, and no othe
 
 import tilelang.language as T
 
+from oxide_tile.definition import Tensor
 from oxide_tile.families.common import F32, I32, LOGIT_NOT_A_NUMBER, NO_CANDIDATE, U32
 
 # Signed throughout: the compiler does not admit conditions on unsigned integers in nested branches.
@@ -21,6 +22,12 @@ UNGUARDED = {"tl.disable_safe_memory_legalize": True}
 ROW_COLUMNS = 8
 SEED_LOW, SEED_HIGH, CHOICE, POSITION, TOP_K, SLOT, MASK_ROW, FLAGS = range(ROW_COLUMNS)
 TEMPERATURE, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(6)
+# What `settle` writes.
+SETTLED = {
+    "last_tokens": Tensor(("max_sequences",), "read_write", alignment=4),
+    "tokens": Tensor(("rows",), "write", alignment=4),
+    "row_status": Tensor(("rows",), "write", alignment=4),
+}
 # The slot of a row that pads the batch, 0xffffffff as a signed integer.
 NO_SLOT = -1
 
@@ -77,6 +84,16 @@ def choose(logit, token, thread, threads):
         if other_best > best or (other_best == best and other_first < first):
             best = other_best
             first = other_first
+    return best, first
+
+
+@T.macro
+def choose_sound(logit: T.Ref, token: T.Ref, broken, thread, threads):
+    """As `choose`, of variables; the token of a row that is `broken` in any thread is `BROKEN`."""
+    if broken == 1:
+        logit = T.infinity(F32)
+        token = BROKEN
+    best, first = choose(logit, token, thread, threads)
     return best, first
 
 

@@ -13,32 +13,30 @@ m, n and k are symbolic. Every element of `output` is summed over k in an order 
 """
 
 from dataclasses import replace
+from functools import partial
 
 import tilelang.language as T
 
 from oxide_tile.definition import Condition, Definition, DefinitionError, Domain, Tensor
-from oxide_tile.expr import Binary, Expr, Name, Number
 from oxide_tile.families.common import DTYPE_BYTES, F32, I32, TILE_DTYPES, overlap_predecessor, part, vector_lanes
 from oxide_tile.families.gemm import check_epilogue, definition, silu
+from oxide_tile.families.persistent import (
+    CONSUMER_REGISTERS,
+    MULTIPROCESSORS,
+    PRODUCER_REGISTERS,
+    RESULT_BUFFERS,
+    SLICE,
+    ceil_div,
+    locate,
+    store_slices,
+)
+from oxide_tile.families.ring import BLOCK_K, WARP, WARPGROUP, fill, multiply_slice, multiply_tile
 
-# Blocks that stay: of an H100 or H200 with SXM. Others run the same grid, in more waves or with idle multiprocessors.
-MULTIPROCESSORS = 132
-WARP, WARPGROUP = 32, 128
-BLOCK_K = 64
-# The multiprocessor's 65,536 registers, shared out so that no consumer spills.
-PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, {1: 240, 2: 232}
-# Elements of a row that lie together in a shared tile: 128 bytes, as wide as the swizzle.
-SLICE = 64
-# Slices of results on their way out.
-RESULT_BUFFERS = 2
 # Most columns of a residual whose loads are under way at once.
 ADDED_AT_ONCE = 192
 # Bytes that one prefetch calls into the L2 cache, and the header of CUTLASS that has it.
 LINE_BYTES = 128
 PREFETCH_HEADER = "#include <cute/arch/copy.hpp>\n"
-# Number of a named barrier; the compiler uses 3.
-ALL_CONSUMERS = 1
-FULL_ROW = T.GemmWarpPolicy.FullRow
 
 
 def dense(
@@ -72,7 +70,6 @@ def dense(
     registers = columns * block_m // consumer_threads
     adds = epilogue == "residual" and splits == 1
     through_shared = splits == 1 and output_dtype == dtype and columns % SLICE == 0
-    products_of_step = 2 if gated else 1
     # Columns of the residual that one prefetch calls, and how many such a tile has.
     line = LINE_BYTES // DTYPE_BYTES[output_dtype]
     lines = columns // line if adds else 0
@@ -89,7 +86,7 @@ def dense(
         return row if cluster == 1 else row * cluster + T.truncmod(block, cluster)
 
     @T.macro
-    def load_weights(weight, weights, ups, full, stage, column, at):
+    def load_weights(weight, weights, ups, full, column, stage, at):
         T.tma_copy(
             weight[column * columns : (column + 1) * columns, at : at + BLOCK_K],
             weights[stage, 0:columns, 0:BLOCK_K],
@@ -105,75 +102,39 @@ def dense(
             )
 
     @T.macro
+    def tile_of(block, round_, rows, tiles):
+        """The share of k, row and column of a block's tile in a round."""
+        place = T.alloc_var(I32, init=cluster_of(block) + round_ * clusters)
+        share, cluster_row, column = locate(place, rows, tiles, panel // cluster, splits)
+        return share, row_of(cluster_row, block), column
+
+    @T.macro
     def call_residual(residual, row, column, step):
-        """Call a line of each row of the tile's residual into the L2 cache."""
-        vector = column * vectors_of_tile + step * (line // lanes)
-        for i in T.unroll(block_m // WARP):
-            at = row * block_m + i * WARP + T.get_thread_binding() % WARP
-            if at < m and vector < vectors:
-                T.call_extern("handle", "cute::prefetch", T.access_ptr(residual[at, vector, 0], "r"))
+        """Call a line of each row of the tile's residual, while there are any, into the L2 cache."""
+        if step < lines:
+            vector = column * vectors_of_tile + step * (line // lanes)
+            for i in T.unroll(block_m // WARP):
+                at = row * block_m + i * WARP + T.get_thread_binding() % WARP
+                if at < m and vector < vectors:
+                    T.call_extern("handle", "cute::prefetch", T.access_ptr(residual[at, vector, 0], "r"))
 
     @T.macro
     def produce(input, weight, residual, inputs, weights, ups, full, free, block, rounds, rows, tiles, count):
-        """Fill the ring, tile after tile; the first weights come before the predecessor has ended."""
+        """Fill the ring, tile after tile."""
         for round_ in T.serial(rounds):
-            place = T.alloc_var(I32, init=cluster_of(block) + round_ * clusters)
-            share, cluster_row, column = locate(place, rows, tiles, panel // cluster, splits)
-            row = row_of(cluster_row, block)
-            early = T.alloc_var(I32, init=T.if_then_else(round_ == 0, T.min(stages, count), 0))
-            for step in T.serial(early):
-                load_weights(weight, weights, ups, full, step, column, (share * count + step) * BLOCK_K)
-            if round_ == 0:
-                T.pdl_sync()
-            for step in T.serial(count):
-                turn = T.alloc_var(I32, init=round_ * count + step)
-                at = T.alloc_var(I32, init=(share * count + step) * BLOCK_K)
-                stage = turn % stages
-                T.barrier_wait(free[stage], turn // stages % 2 ^ 1)
-                if step >= early:
-                    load_weights(weight, weights, ups, full, stage, column, at)
-                T.tma_copy(
-                    input[row * block_m : (row + 1) * block_m, at : at + BLOCK_K],
-                    inputs[stage, 0:block_m, 0:BLOCK_K],
-                    barrier=full[stage],
-                )
-                # The thread that was elected to load has said how many bytes to expect.
-                T.sync_warp()
-                if T.get_thread_binding() == consumer_threads:
-                    T.barrier_arrive(full[stage])
-                if adds and step < lines:
-                    call_residual(residual, row, column, step)
+            share, row, column = tile_of(block, round_, rows, tiles)
+            fill(
+                partial(load_weights, weight, weights, ups, full, column), input, inputs, full, free, row,
+                share * count, round_, count, block_m, BLOCK_K, stages, consumer_threads,
+                partial(call_residual, residual, row, column) if adds else None,
+            )  # fmt: skip
 
     @T.macro
     def multiply(inputs, weights, ups, sum_, up, stage, clear):
         """Begin the products of one slice."""
-        T.wgmma_gemm(
-            inputs[stage, 0:block_m, 0:BLOCK_K],
-            weights[stage, 0:columns, 0:BLOCK_K],
-            sum_,
-            transpose_B=True,
-            policy=FULL_ROW,
-            clear_accum=clear,
-        )
+        multiply_slice(inputs, weights, sum_, block_m, columns, BLOCK_K, stage, clear)
         if gated:
-            T.wgmma_gemm(
-                inputs[stage, 0:block_m, 0:BLOCK_K],
-                ups[stage, 0:columns, 0:BLOCK_K],
-                up,
-                transpose_B=True,
-                policy=FULL_ROW,
-                clear_accum=clear,
-            )
-
-    @T.macro
-    def release(free, stage):
-        """Give a stage back to the producers; one thread speaks for the warpgroup, whose products end together."""
-        if T.get_thread_binding() % WARPGROUP == 0:
-            if cluster == 1:
-                T.barrier_arrive(free[stage])
-            else:
-                for peer in T.unroll(cluster):
-                    T.mbarrier_arrive(free[stage], peer)
+            multiply_slice(inputs, ups, up, block_m, columns, BLOCK_K, stage, clear)
 
     @T.macro
     def add_residual(sum_, residual, row, column, first):
@@ -194,25 +155,6 @@ def dense(
             sum_[i, j] += T.cast(bias[T.min(column * vectors_of_tile + j // lanes, vectors - 1), j % lanes], F32)
 
     @T.macro
-    def store_shared(sum_, results, output, row, column, before):
-        """Round the results and send them off slice by slice, from buffers in turn; `before` slices went before."""
-        for slice_ in T.unroll(columns // SLICE):
-            # The copy that last read this buffer has ended.
-            if T.get_thread_binding() < WARP:
-                T.tma_store_wait(RESULT_BUFFERS - 1)
-            T.sync_threads(ALL_CONSUMERS, consumer_threads)
-            buffer = (before + slice_) % RESULT_BUFFERS
-            T.copy(sum_[0:block_m, slice_ * SLICE : (slice_ + 1) * SLICE], results[buffer, 0:block_m, 0:SLICE])
-            T.fence_proxy_async()
-            T.sync_threads(ALL_CONSUMERS, consumer_threads)
-            if T.get_thread_binding() < WARP:
-                first = column * columns + slice_ * SLICE
-                T.tma_copy(
-                    results[buffer, 0:block_m, 0:SLICE],
-                    output[row * block_m : (row + 1) * block_m, first : first + SLICE],
-                )
-
-    @T.macro
     def store(sum_, output, row, column, first):
         for i, pair in T.Parallel(block_m, at_once // 2):
             at = column * vectors_of_tile + (first + pair * 2) // lanes
@@ -221,16 +163,16 @@ def dense(
                     output[row * block_m + i, at, pair * 2 % lanes + lane] = sum_[i, first + pair * 2 + lane]
 
     @T.macro
-    def store_share(sum_, partial, share, row, column):
+    def store_share(sum_, parts, share, row, column):
         for i, pair in T.Parallel(block_m, columns // 2):
             if row * block_m + i < m and column * vectors_of_tile + pair * 2 // lanes < vectors:
                 for lane in T.vectorized(2):
-                    partial[
+                    parts[
                         share, row * block_m + i, column * vectors_of_tile + pair * 2 // lanes, pair * 2 % lanes + lane
                     ] = sum_[i, pair * 2 + lane]
 
     @T.macro
-    def tiles_of_block(input, weight, bias, residual, output, partial, block):
+    def tiles_of_block(input, weight, bias, residual, output, parts, block):
         """Every tile of one block, by producer and consumers."""
         inputs = T.alloc_shared((stages, block_m, BLOCK_K), tile)
         weights = T.alloc_shared((stages, columns, BLOCK_K), tile)
@@ -264,23 +206,11 @@ def dense(
             if adds:
                 T.pdl_sync()
             for round_ in T.serial(rounds):
-                place = T.alloc_var(I32, init=cluster_of(block) + round_ * clusters)
-                share, cluster_row, column = locate(place, rows, tiles, panel // cluster, splits)
-                row = row_of(cluster_row, block)
-                start = T.alloc_var(I32, init=round_ * count)
-                T.barrier_wait(full[start % stages], start // stages % 2)
-                multiply(inputs, weights, ups, sum_, up, start % stages, True)
-                for step in T.serial(count - 1):
-                    before = T.alloc_var(I32, init=start + step)
-                    T.barrier_wait(full[(before + 1) % stages], (before + 1) // stages % 2)
-                    multiply(inputs, weights, ups, sum_, up, (before + 1) % stages, False)
-                    T.wait_wgmma(products_of_step)
-                    release(free, before % stages)
-                T.wait_wgmma(0)
-                T.warpgroup_fence_operand(sum_, num_regs=registers)
-                if gated:
-                    T.warpgroup_fence_operand(up, num_regs=registers)
-                release(free, (start + count - 1) % stages)
+                share, row, column = tile_of(block, round_, rows, tiles)
+                multiply_tile(
+                    partial(multiply, inputs, weights, ups, sum_, up), (sum_, up) if gated else (sum_,), registers,
+                    full, free, round_, count, stages, cluster,
+                )  # fmt: skip
                 if cluster > 1:
                     # Nothing more comes from the peers or goes to them, and they need not wait for results.
                     if round_ == rounds - 1:
@@ -297,9 +227,12 @@ def dense(
                         # The compiler brings no load of the next half before this.
                         T.sync_warp()
                 if splits > 1:
-                    store_share(sum_, partial, share, row, column)
+                    store_share(sum_, parts, share, row, column)
                 elif through_shared:
-                    store_shared(sum_, results, output, row, column, round_ * (columns // SLICE))
+                    store_slices(
+                        sum_, results, output, row, column, round_ * (columns // SLICE), block_m, columns,
+                        consumer_threads,
+                    )  # fmt: skip
                 elif not adds:
                     store(sum_, output, row, column, 0)
             if through_shared:
@@ -371,21 +304,3 @@ def dense(
         # Every index is checked above or by the tensor maps; the compiler's own checks would repeat that.
         pass_configs={"tl.disable_safe_memory_legalize": True},
     )
-
-
-def ceil_div(dimension: str, size: int) -> Expr:
-    """How many pieces of `size` cover a dimension."""
-    return Binary("ceil_div", Name(dimension), Number(size))
-
-
-@T.macro
-def locate(place, rows, tiles, panel, splits):
-    """The share of k, row and column at a place of the walk: down a panel's rows, its next column, the next panel."""
-    share = T.alloc_var(I32, init=T.truncdiv(place, rows * tiles) if splits > 1 else 0)
-    within = T.alloc_var(I32, init=place - share * (rows * tiles))
-    first_row = T.alloc_var(I32, init=T.truncdiv(within, panel * tiles) * panel)
-    height = T.alloc_var(I32, init=T.min(panel, rows - first_row))
-    inside = T.alloc_var(I32, init=within - first_row * tiles)
-    column = T.alloc_var(I32, init=T.truncdiv(inside, height))
-    row = T.alloc_var(I32, init=first_row + inside - column * height)
-    return share, row, column

@@ -6,62 +6,17 @@ ring, which then has more turns, is not unrolled.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import tilelang.language as T
 
 from oxide_tile.definition import UNLIMITED, Definition, Domain
 from oxide_tile.expr import Name
 from oxide_tile.families.chained import LANES, QUAD, find_place, outputs, projected_contract, store, turn_pairs
-from oxide_tile.families.chained_gemm import HALF, PASS_CONFIGS, check_schedule, load_weights, share_out
+from oxide_tile.families.chained_gemm import HALF, PASS_CONFIGS, check_schedule, load_weights
 from oxide_tile.families.common import F32, I32, PAGE_SIZE, TILE_DTYPES, vector_lanes
-from oxide_tile.families.gemm import ALL_CONSUMERS, PAD, ROWS, WARP, WARPGROUP
-
-
-@T.macro
-def produce(input, weight, inputs, weights, full, free, low, high, row, count, block_m, block_k, stages):
-    """Fill the ring; the first weights come before the predecessor has ended."""
-    early = T.alloc_var(I32, init=T.min(stages, count))
-    for step in T.serial(early):
-        load_weights(weight, weights, full, step, low, high, step * block_k, 2, block_k)
-    T.pdl_sync()
-    for step in T.serial(count):
-        stage = step % stages
-        T.barrier_wait(free[stage], step // stages % 2 ^ 1)
-        if step >= early:
-            load_weights(weight, weights, full, stage, low, high, step * block_k, 2, block_k)
-        T.tma_copy(
-            input[row * block_m : (row + 1) * block_m, step * block_k : (step + 1) * block_k],
-            inputs[stage, 0:block_m, 0:block_k],
-            barrier=full[stage],
-        )
-        # The thread that was elected to load has said how many bytes to expect.
-        T.sync_warp()
-        if T.get_thread_binding() == WARPGROUP:
-            T.barrier_arrive(full[stage])
-
-
-@T.macro
-def multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages):
-    """The sums of a tile, with the products of one slice in flight while the next begin."""
-    if count == 0:
-        T.clear(sum_)
-    for step in T.serial(count):
-        stage = step % stages
-        T.barrier_wait(full[stage], step // stages % 2)
-        T.wgmma_gemm(
-            weights[stage, 0:ROWS, 0:block_k],
-            inputs[stage, 0:block_m, 0:block_k],
-            sum_,
-            transpose_B=True,
-            policy=T.GemmWarpPolicy.FullRow,
-            clear_accum=step == 0,
-        )
-        if step > 0:
-            T.wait_wgmma(1)
-            if T.get_thread_binding() == 0:
-                T.barrier_arrive(free[(step - 1) % stages])
-    T.wait_wgmma(0)
-    T.warpgroup_fence_operand(sum_, num_regs=ROWS * block_m // WARPGROUP)
+from oxide_tile.families.ring import WARP, WARPGROUP, fill, multiply_range
+from oxide_tile.families.split import ALL_CONSUMERS, PAD, ROWS, share_out
 
 
 def projected(dtype: str, head_dim: int, bias: str, block_m: int, block_k: int, stages: int) -> Definition:
@@ -110,8 +65,9 @@ def projected(dtype: str, head_dim: int, bias: str, block_m: int, block_k: int, 
             if thread >= WARPGROUP:
                 low_row = T.alloc_var(I32, init=head * head_dim + block % groups * HALF)
                 high_row = T.alloc_var(I32, init=low_row + half)
-                produce(
-                    input, weight, inputs, weights, full, free, low_row, high_row, row, count, block_m, block_k, stages
+                fill(
+                    partial(load_weights, weight, weights, full, low_row, high_row, 2, block_k), input, inputs, full,
+                    free, row, 0, 0, count, block_m, block_k, stages, WARPGROUP,
                 )  # fmt: skip
             else:
                 side = T.alloc_local((2, QUAD), tile)
@@ -134,7 +90,10 @@ def projected(dtype: str, head_dim: int, bias: str, block_m: int, block_k: int, 
                         )  # fmt: skip
                         for lane in T.vectorized(LANES):
                             turned_by[turn, lane] = rotations[T.max(place[turn, 0], 0), at, lane]
-                multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
+                multiply_range(
+                    weights, inputs, full, free, sum_, count, ROWS, block_m, block_k, stages,
+                    ROWS * block_m // WARPGROUP,
+                )  # fmt: skip
                 share_out(sum_, sums, sums, 0, 1, 2, block_m)
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 for turn in T.unroll(turns):

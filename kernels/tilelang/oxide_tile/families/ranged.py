@@ -8,7 +8,7 @@ first slices come as soon as the block is placed, each slice in a group of its o
 import tilelang.language as T
 
 from oxide_tile.families.common import F32, I32, U32
-from oxide_tile.families.gemm import WARP
+from oxide_tile.families.ring import WARP
 
 # Rows of a tile, the columns of a tensor core's right operand; those that come from one place, where it has two.
 ROWS, HALF = 8, 4
@@ -31,8 +31,8 @@ def blocks_of_shared_memory(warps: int, block_k: int, stages: int) -> int:
 
 
 @T.macro
-def copy_slice(weight, ring, slot, low, high, at, end, block_k):
-    """Begin to copy a slice of this warp's range: of four rows from `low` on, and of four from `high` on."""
+def copy_slice(weight, ring, slot, low, high, at, k, block_k):
+    """Begin to copy a slice, no further than to `k`: of four rows from `low` on, and of four from `high` on."""
     warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
     vectors = block_k // VECTOR
     rows = WARP // vectors
@@ -45,12 +45,12 @@ def copy_slice(weight, ring, slot, low, high, at, end, block_k):
                 weight[low + row if i * rows < HALF else high + row - HALF, at + lane % vectors * VECTOR], "r", VECTOR
             ),
             VECTOR,
-            predicate=at + lane % vectors * VECTOR < end,
+            predicate=at + lane % vectors * VECTOR < k,
         )
 
 
 @T.macro
-def copy_token(input, tokens, slot, at, end, block_k):
+def copy_token(input, tokens, slot, at, k, block_k):
     """Begin to copy what that slice is multiplied with."""
     warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
     if lane < block_k // VECTOR:
@@ -58,7 +58,7 @@ def copy_token(input, tokens, slot, at, end, block_k):
             T.access_ptr(tokens[slot, warp, lane * VECTOR], "w", VECTOR),
             T.access_ptr(input[0, at + lane * VECTOR], "r", VECTOR),
             VECTOR,
-            predicate=at + lane * VECTOR < end,
+            predicate=at + lane * VECTOR < k,
         )
 
 
@@ -83,8 +83,8 @@ def load_tokens(input, tokens, first, end, tile, block_k, stages):
 
 
 @T.macro
-def multiply_slice(ring, tokens, sum_, slot, block_k):
-    """Go on with the chain of 8 rows, of which a lane has two. What is past the range is zeros."""
+def multiply_slice(ring, tokens, sum_, slot, block_k, chains):
+    """Go on with one or two chains of 8 rows, of which a lane has two. What is past the range is zeros."""
     warp, lane = T.get_thread_binding() // WARP, T.get_thread_binding() % WARP
     right = T.alloc_local((block_k // PIECE, 4), U32)
     token = T.alloc_local((block_k // PIECE, 4), U32)
@@ -109,7 +109,8 @@ def multiply_slice(ring, tokens, sum_, slot, block_k):
                 left[side, i] = token[j, side * 2 + i // 2]
             T.ptx_mma(
                 F32, "m16n8k16", "row", "col", "bf16", "bf16", "fp32",
-                left.data, side * 4, right.data, j * 4 + side * 2, sum_.data, 0, T.bool(False),
+                left.data, side * 4, right.data, j * 4 + side * 2, sum_.data, side * 4 * (chains - 1),
+                T.bool(False),
             )  # fmt: skip
 
 
@@ -134,7 +135,7 @@ def multiply_ranges(input, weight, sums, low, high, k, tile, warps, block_k, sta
         slot = T.alloc_var(I32, init=step % stages)
         T.ptx_wait_group(stages - 1)
         T.sync_warp()
-        multiply_slice(ring, tokens, sum_, slot, block_k)
+        multiply_slice(ring, tokens, sum_, slot, block_k, 1)
         T.sync_warp()
         at = T.alloc_var(I32, init=first + (step + stages) * block_k)
         if at < end:

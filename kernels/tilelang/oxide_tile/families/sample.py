@@ -32,13 +32,14 @@ from oxide_tile.families.logits import (
     ROW_COLUMNS,
     SEED_HIGH,
     SEED_LOW,
+    SETTLED,
     SLOT,
     TEMPERATURE,
     TOP_K,
     TOP_P,
     UNGUARDED,
     WARP,
-    choose,
+    choose_sound,
     is_nan_or_infinity,
     once_if,
     order,
@@ -180,10 +181,7 @@ def sample(blocks: int) -> Definition:
                         best_token = base + j * threads
                     if is_nan_or_infinity(values[j]):
                         broken = 1
-            if broken == 1:
-                logit = T.infinity(F32)
-                best_token = BROKEN
-            top, top_token = choose(logit, best_token, thread, threads)
+            top, top_token = choose_sound(logit, best_token, broken, thread, threads)
             if thread == 0:
                 exchange[row, turn, block, 0] = T.cast(order(top), I64) * 2**32 + (NO_TOKEN - T.cast(top_token, I64))
             wait()
@@ -434,9 +432,7 @@ def sample(blocks: int) -> Definition:
             "history": Tensor(("max_sequences", "vocab_size"), "read_write", alignment=4),
             "adjusted": Tensor(("rows", "vocab_size"), "read_write", "workspace"),
             "exchange": Tensor(("rows", 2, blocks, BINS + WARP), "read_write", "workspace"),
-            "last_tokens": Tensor(("max_sequences",), "read_write", alignment=4),
-            "tokens": Tensor(("rows",), "write", alignment=4),
-            "row_status": Tensor(("rows",), "write", alignment=4),
+            **SETTLED,
         },
         derived={"mask_words": words},
         constants={"blocks_per_row": blocks},

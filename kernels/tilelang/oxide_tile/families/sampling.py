@@ -10,12 +10,13 @@ from oxide_tile.definition import Definition, Domain, Tensor
 from oxide_tile.expr import Binary, Name, Number
 from oxide_tile.families.common import F32, I32, U32
 from oxide_tile.families.logits import (
-    BROKEN,
     NO_SLOT,
     NO_TOKEN,
     ROW_COLUMNS,
+    SETTLED,
     SLOT,
     choose,
+    choose_sound,
     is_nan_or_infinity,
     settle,
 )
@@ -52,10 +53,7 @@ def argmax(threads: int, chunk: int) -> Definition:
                         token = at
                     if is_nan_or_infinity(value):
                         broken = 1
-            if broken == 1:
-                logit = T.infinity(F32)
-                token = BROKEN
-            best, first = choose(logit, token, thread, threads)
+            best, first = choose_sound(logit, token, broken, thread, threads)
             if thread == 0:
                 best_logits[row, piece] = best
                 best_tokens[row, piece] = first
@@ -85,9 +83,7 @@ def argmax(threads: int, chunk: int) -> Definition:
             "row_ints": Tensor(("rows", ROW_COLUMNS), alignment=4),
             "best_logits": Tensor(("rows", chunks_of_row), "read_write", "workspace"),
             "best_tokens": Tensor(("rows", chunks_of_row), "read_write", "workspace"),
-            "last_tokens": Tensor(("max_sequences",), "read_write", alignment=4),
-            "tokens": Tensor(("rows",), "write", alignment=4),
-            "row_status": Tensor(("rows",), "write", alignment=4),
+            **SETTLED,
         },
         derived={"chunks": chunks_of_row},
         constants={"chunk": chunk},

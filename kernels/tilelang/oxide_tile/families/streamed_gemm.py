@@ -16,10 +16,13 @@ from dataclasses import replace
 import tilelang.language as T
 
 from oxide_tile.definition import Definition
-from oxide_tile.families.chained_gemv import PASS_CONFIGS, PIECE, SPAN, VECTOR
+from oxide_tile.families.chained_gemv import SPAN
 from oxide_tile.families.common import F32, I32, TILE_DTYPES, part
-from oxide_tile.families.gemm import PAD, QUAD, WARP, definition
-from oxide_tile.families.prefill_gemm import MULTIPROCESSORS
+from oxide_tile.families.gemm import definition
+from oxide_tile.families.persistent import MULTIPROCESSORS
+from oxide_tile.families.ranged import PASS_CONFIGS, PIECE, VECTOR
+from oxide_tile.families.ring import WARP
+from oxide_tile.families.split import PAD, QUAD
 
 # Rows of a tile, and the half of them that is a register's of a tensor core's left operand.
 ROWS, HALF = 16, 8
