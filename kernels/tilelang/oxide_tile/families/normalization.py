@@ -1,14 +1,15 @@
 """RMSNorm, alone and after a residual addition: `normalization.rms_norm`.
 
 One block a row. The row stays in registers between the sum of squares and the scaling, so device memory is read once;
-`hidden_size` is symbolic up to the schedule's capacity, in units of one 16-byte load so that loads stay vectorised.
+`hidden_size` is symbolic up to the schedule's capacity, in units of one 16-byte load so that loads stay vectorised. The
+weight is read before the kernel ahead has ended.
 """
 
 import tilelang.language as T
 
 from oxide_tile.definition import Definition, Domain, Tensor
 from oxide_tile.expr import Name
-from oxide_tile.families.common import F32, TILE_DTYPES, overlap_predecessor, part, vector_lanes
+from oxide_tile.families.common import F32, TILE_DTYPES, part, vector_lanes
 
 
 def rms_norm(dtype: str, threads: int, capacity: int, output_dtype: str | None = None) -> Definition:
@@ -29,14 +30,16 @@ def rms_norm(dtype: str, threads: int, capacity: int, output_dtype: str | None =
         epsilon: T.float32,
     ):
         with T.Kernel(rows, threads=threads) as row:
-            overlap_predecessor()
+            T.pdl_trigger()
+            weights = load_weight(weight, vectors_of_row, slots, lanes, out_tile)
+            T.pdl_sync()
             value = T.alloc_fragment((slots, lanes), F32)
             for i, j in T.Parallel(slots, lanes):
                 value[i, j] = T.if_then_else(i < vectors_of_row, T.cast(input[row, i, j], F32), 0.0)
             scale = inverse_rms(value, vectors_of_row * lanes, epsilon, slots, lanes)
             for i, j in T.Parallel(slots, lanes):
                 if i < vectors_of_row:
-                    output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), out_tile)
+                    output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weights[i, j], F32), out_tile)
 
     return definition(function, dtype, output_dtype, "absent", capacity)
 
@@ -56,7 +59,9 @@ def add_rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
         epsilon: T.float32,
     ):
         with T.Kernel(rows, threads=threads) as row:
-            overlap_predecessor()
+            T.pdl_trigger()
+            weights = load_weight(weight, vectors_of_row, slots, lanes, tile)
+            T.pdl_sync()
             value = T.alloc_fragment((slots, lanes), F32)
             total = T.alloc_fragment((slots, lanes), tile)
             for i, j in T.Parallel(slots, lanes):
@@ -73,9 +78,18 @@ def add_rms_norm(dtype: str, threads: int, capacity: int) -> Definition:
             scale = inverse_rms(value, vectors_of_row * lanes, epsilon, slots, lanes)
             for i, j in T.Parallel(slots, lanes):
                 if i < vectors_of_row:
-                    output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weight[i, j], F32), tile)
+                    output[row, i, j] = T.cast(value[i, j] * scale[0] * T.cast(weights[i, j], F32), tile)
 
     return definition(function, dtype, dtype, "present", capacity)
+
+
+@T.macro
+def load_weight(weight, vectors_of_row, slots, lanes, tile):
+    """The weight, which no kernel ahead writes."""
+    weights = T.alloc_fragment((slots, lanes), tile)
+    for i, j in T.Parallel(slots, lanes):
+        weights[i, j] = T.if_then_else(i < vectors_of_row, weight[i, j], T.cast(0.0, tile))
+    return weights
 
 
 @T.macro

@@ -1,7 +1,7 @@
 //! Requests alone, and again in random mixes of company, budgets, pages and caches.
 
 use super::Random;
-use super::workload::{Answer, answer, follow_up, request};
+use super::workload::{Answer, answer, follow_up, greedy, request};
 use crate::record::Finding;
 use anyhow::{Result, ensure};
 use oxide_infer_engine::batch::ExecutorLimits;
@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 
 /// Requests that are asked again and again.
 const REQUESTS: usize = 48;
+/// One mix of greedy requests that ask for tokens alone comes to so many of all kinds: a step of many such rows may have no
+/// logits in memory.
+const GREEDY: usize = 4;
 /// Sequences that run at once in the largest mixes.
 const MOST: usize = 64;
 
@@ -49,14 +52,33 @@ pub(super) fn run(
     lock(&shared).counts = Counts::default();
     let mut gate =
         Gate { shared, limits, asked, expected, random, same: 0, different: 0, preempted: 0, cached: 0 };
-    (0..mixes).try_for_each(|mix| gate.mix(mix, claim, finding))?;
-    gate.note(claim, finding)
+    for mix in 0..mixes {
+        let company = 1 + gate.random.below(2 << (mix % 7)) as usize;
+        gate.mix(company, claim, finding)?;
+    }
+    gate.asked.clear();
+    gate.expected.clear();
+    for _ in 0..REQUESTS {
+        let one = greedy(&mut gate.random, &limits, longest);
+        gate.expected.push(alone(&gate.shared, &one)?);
+        gate.asked.push(one);
+    }
+    let before = by_tiles(&gate.shared);
+    (0..mixes.div_ceil(GREEDY)).try_for_each(|_| gate.mix(MOST, claim, finding))?;
+    let without_logits = by_tiles(&gate.shared) - before;
+    gate.note(without_logits, claim, finding)
 }
 
 fn alone(shared: &SharedExecutor, request: &EngineRequest) -> Result<Answer> {
     let limits = lock(shared).executor.limits();
     let engine = start(shared, limits, PrefixCache::Disabled)?;
     answer(engine.submit(request.clone())?, request)
+}
+
+/// Heads that an executor has computed without logits.
+fn by_tiles(shared: &SharedExecutor) -> u64 {
+    let counters = lock(shared).executor.operator_counters();
+    counters.snapshot().filter(|(name, _)| name.starts_with("candidates.")).map(|(_, count)| count).sum()
 }
 
 struct Gate {
@@ -72,9 +94,8 @@ struct Gate {
 }
 
 impl Gate {
-    /// Some of the requests at once, twice where the cache is to be warm.
-    fn mix(&mut self, mix: usize, claim: Claim, finding: &mut Finding) -> Result<()> {
-        let company = 1 + self.random.below(2 << (mix % 7)) as usize;
+    /// So many requests at once, twice where the cache is to be warm.
+    fn mix(&mut self, company: usize, claim: Claim, finding: &mut Finding) -> Result<()> {
         let chosen: Vec<_> =
             (0..company).map(|_| self.random.below(self.asked.len() as u64) as usize).collect();
         let cached = self.random.below(2) == 0;
@@ -120,7 +141,7 @@ impl Gate {
         }
     }
 
-    fn note(self, claim: Claim, finding: &mut Finding) -> Result<()> {
+    fn note(self, without_logits: u64, claim: Claim, finding: &mut Finding) -> Result<()> {
         let Self { same, different, preempted, cached, shared, .. } = self;
         let counts = std::mem::take(&mut lock(&shared).counts);
         let mut measured = |what: &str, value: f64| finding.measured.insert(what.to_owned(), value);
@@ -130,6 +151,7 @@ impl Gate {
             return Ok(());
         }
         measured("steps", counts.steps as f64);
+        measured("steps whose tokens were chosen without logits", without_logits as f64);
         measured("most rows in a step", counts.most_rows as f64);
         measured("chunks that did not end their prompt", counts.inner_chunks as f64);
         measured("generated tokens that were computed again", counts.again as f64);

@@ -62,6 +62,17 @@ pub(super) fn request(random: &mut Random, limits: &ExecutorLimits, longest: usi
     }
 }
 
+/// A request that asks for the best token each time and nothing else.
+pub(super) fn greedy(random: &mut Random, limits: &ExecutorLimits, longest: usize) -> EngineRequest {
+    EngineRequest {
+        choices: NonZeroU32::MIN,
+        sampling: Arc::new(SamplingParams { temperature: 0.0, ..SamplingParams::default() }),
+        logprobs: None,
+        prompt_logprobs: None,
+        ..request(random, limits, longest)
+    }
+}
+
 /// A request whose prompt goes on with what another one had and was answered.
 pub(super) fn follow_up(
     first: &EngineRequest,
