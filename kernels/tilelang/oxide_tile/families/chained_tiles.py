@@ -15,7 +15,7 @@ from oxide_tile.families.chained import SQUARES, SUMS, swiglu_contract
 from oxide_tile.families.chained_gemm import AHEAD
 from oxide_tile.families.common import F32, I32, TILE_DTYPES, part
 from oxide_tile.families.gemm import silu
-from oxide_tile.families.persistent import ALL_CONSUMERS, CONSUMER_REGISTERS, MULTIPROCESSORS, ceil_div, locate
+from oxide_tile.families.persistent import CONSUMER_REGISTERS, MULTIPROCESSORS, ceil_div, locate
 from oxide_tile.families.ring import BLOCK_K, WARP, WARPGROUP, fill, load_rows, multiply_slice, multiply_tile
 
 # Rows of a tile, and of it those that a warp adds up side by side.
@@ -130,7 +130,7 @@ def scaled_swiglu(dtype: str, block_n: int, stages: int, panel: int) -> Definiti
             ups = T.alloc_shared((stages, columns, BLOCK_K), tile)
             scales = T.alloc_shared((BUFFERS, BLOCK_M), F32)
             full, free = T.alloc_barrier([1] * stages), T.alloc_barrier([1] * stages)
-            scaled, taken = T.alloc_barrier([ADDERS] * BUFFERS), T.alloc_barrier([1] * BUFFERS)
+            scaled, taken = T.alloc_barrier([ADDERS] * BUFFERS), T.alloc_barrier([WARPGROUP] * BUFFERS)
             gate = T.alloc_fragment((BLOCK_M, columns), F32)
             up = T.alloc_fragment((BLOCK_M, columns), F32)
             thread = T.get_thread_binding()
@@ -168,9 +168,7 @@ def scaled_swiglu(dtype: str, block_n: int, stages: int, panel: int) -> Definiti
                     T.barrier_wait(scaled[buffer], round_ // BUFFERS % 2)
                     for i, j in T.Parallel(BLOCK_M, columns):
                         gate[i, j] = silu(gate[i, j] * scales[buffer, i]) * (up[i, j] * scales[buffer, i])
-                    T.sync_threads(ALL_CONSUMERS, WARPGROUP)
-                    if thread == 0:
-                        T.barrier_arrive(taken[buffer])
+                    T.barrier_arrive(taken[buffer])
                     for i, pair in T.Parallel(BLOCK_M, columns // 2):
                         at = column * (columns // 2) + pair
                         if row * BLOCK_M + i < m and at < pairs:
