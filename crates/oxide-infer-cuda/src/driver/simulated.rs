@@ -28,6 +28,8 @@ struct State {
     broken: Option<u32>,
     violations: Vec<String>,
     launches: usize,
+    /// What has run since somebody watches.
+    watched: Option<Vec<Ran>>,
     /// Bytes of device memory.
     memory: u64,
 }
@@ -61,6 +63,35 @@ enum Operation {
     },
     Record(usize),
     Wait(usize),
+}
+
+impl Operation {
+    fn shown(&self) -> Option<Ran> {
+        match *self {
+            Self::Copy { to, from, bytes } => Some(Ran::Copy { to, from, bytes }),
+            Self::Launch { ref touches } => Some(Ran::Launch { touches: touches.clone() }),
+            Self::Fill { .. } | Self::Record(_) | Self::Wait(_) => None,
+        }
+    }
+}
+
+/// Something that the device has done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ran {
+    /// A copy of memory, on either side.
+    Copy {
+        /// Address that was written.
+        to: u64,
+        /// Address that was read.
+        from: u64,
+        /// How many bytes.
+        bytes: usize,
+    },
+    /// A kernel.
+    Launch {
+        /// Addresses among its arguments.
+        touches: Vec<u64>,
+    },
 }
 
 const PAGE: u64 = 4096;
@@ -114,6 +145,16 @@ impl SimulatedDriver {
     /// Kernels that have run.
     pub fn launches(&self) -> usize {
         self.state().launches
+    }
+
+    /// Keeps what runs from now on for [`SimulatedDriver::watched`].
+    pub fn watch(&self) {
+        self.state().watched = Some(Vec::new());
+    }
+
+    /// Copies and kernels that have run since [`SimulatedDriver::watch`], in their order.
+    pub fn watched(&self) -> Vec<Ran> {
+        self.state().watched.clone().unwrap_or_default()
     }
 
     /// Uses of memory that was freed, one line each.
@@ -199,6 +240,9 @@ impl State {
     }
 
     fn execute(&mut self, operation: Operation) {
+        if let Some(watched) = &mut self.watched {
+            watched.extend(operation.shown());
+        }
         match operation {
             Operation::Copy { to, from, bytes } => {
                 let data = self.bytes(from, bytes).map(|b| b.to_vec());

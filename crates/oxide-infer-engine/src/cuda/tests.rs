@@ -6,20 +6,21 @@ use super::{
     check_coverage, load_cuda_on,
 };
 use crate::batch::{
-    BatchRow, EngineBatch, Executor, HiddenStates, LogitsTap, PlanGoal, PromptLogprobs, RowInput, SlotId,
-    StepKind,
+    BatchRow, EngineBatch, Executor, HiddenStates, LogitsTap, PlanGoal, PromptLogprobs, RowInput,
+    SampleTarget, SlotId, SlotStart, StepKind,
 };
 use crate::model::Architecture;
-use crate::request::{Masking, RequestError, StopConditions, SubmitError};
+use crate::request::{ChoiceIndex, Masking, RequestError, StopConditions, SubmitError};
 use crate::testing::TinyModel;
 use crate::{Engine, EngineConfig, EngineEvent, EngineHandle, EngineRequest, Health, ModelSource};
 use oxide_infer::sampling::SamplingParams;
 use oxide_infer::{DType, PageId, TokenId};
 use oxide_infer_cuda::artifact::{Registry, Target};
-use oxide_infer_cuda::driver::simulated::SimulatedDriver;
-use oxide_infer_cuda::runtime::{Context, MemoryPlanError};
+use oxide_infer_cuda::driver::simulated::{Ran, SimulatedDriver};
+use oxide_infer_cuda::runtime::{Context, MemoryPlanError, Span};
 use serde_json::{Value, json};
 use std::num::NonZeroU32;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -330,6 +331,94 @@ fn two_steps_are_in_flight_and_a_third_is_refused() {
     executor.collect(&mut output).unwrap();
     executor.collect(&mut output).unwrap();
     assert!(executor.collect(&mut output).is_err());
+}
+
+/// A decode step of a sequence that starts in it.
+fn decode_step(slot: u32, kv_len: usize, pages: &[u32]) -> EngineBatch {
+    let slot = SlotId(slot);
+    EngineBatch {
+        slot_starts: vec![SlotStart {
+            slot,
+            choice: ChoiceIndex(0),
+            sampling: Arc::new(greedy()),
+            prompt: vec![TokenId(3); kv_len].into(),
+            output: Vec::new(),
+        }],
+        rows: vec![BatchRow {
+            slot,
+            tokens: 0..1,
+            pages: 0..pages.len(),
+            kv_len,
+            input: RowInput::Host,
+            samples: 0..1,
+            prompt_logprobs: None,
+            hidden_states: HiddenStates::None,
+        }],
+        tokens: vec![TokenId(3)],
+        positions: vec![kv_len as u32 - 1],
+        pages: pages.iter().copied().map(PageId).collect(),
+        samples: vec![SampleTarget {
+            slot,
+            position: kv_len as u32,
+            logprobs: None,
+            mask: None,
+            forbidden: Arc::from([]),
+        }],
+        ..EngineBatch::default()
+    }
+}
+
+/// Where in a list something holds.
+fn places(ran: &[Ran], holds: impl Fn(&Ran) -> bool) -> Vec<usize> {
+    ran.iter().enumerate().filter(|(_, ran)| holds(ran)).map(|(at, _)| at).collect()
+}
+
+#[test]
+fn tables_of_a_decode_step_come_while_the_step_before_runs_and_each_ring_keeps_its_own() {
+    let device = device();
+    let mut executor = load(&device, &OPTIONS).unwrap();
+    let kv_len = |executor: &CudaExecutor, turn: usize| {
+        let word = executor.bodies.decode[0][turn].body.layout.kv_len.start;
+        executor.rings.rings[turn].tables.read(word)
+    };
+    let ranges = |span: Span<'_>| span.ptr().0..span.ptr().0 + span.bytes() as u64;
+    let tables = [0, 1].map(|turn| ranges(executor.buffers.step_tables(turn).unwrap().span()));
+    let drawn = [0, 1].map(|turn| ranges(executor.rings.rings[turn].drawn.region().unwrap().span()));
+    device.driver.hold();
+    device.driver.watch();
+    executor.submit(&decode_step(0, 5, &[0])).unwrap();
+    executor.submit(&decode_step(1, 70, &[1, 2])).unwrap();
+    assert_eq!([0, 1].map(|turn| kv_len(&executor, turn)), [Some(5), Some(70)]);
+    device.driver.release();
+    let mut output = Default::default();
+    executor.collect(&mut output).unwrap();
+    // The first ring is free again, and what the second has is not touched.
+    device.driver.hold();
+    executor.submit(&decode_step(0, 9, &[0])).unwrap();
+    assert_eq!([0, 1].map(|turn| kv_len(&executor, turn)), [Some(9), Some(70)]);
+    device.driver.release();
+    executor.collect(&mut output).unwrap();
+    executor.collect(&mut output).unwrap();
+
+    let ran = device.driver.watched();
+    let copied = |ran: &Ran, range: &Range<u64>| matches!(ran, Ran::Copy { to, .. } if range.contains(to));
+    let launched = |ran: &Ran, range: &Range<u64>| matches!(ran, Ran::Launch { touches } if touches.iter().any(|to| range.contains(to)));
+    let [first, second] = tables.each_ref().map(|range| places(&ran, |ran| copied(ran, range)));
+    assert_eq!((first.len(), second.len()), (2, 1), "{first:?} {second:?}");
+    let [of_first, of_second] = tables.each_ref().map(|range| places(&ran, |ran| launched(ran, range)));
+    let [draws, later_draws] = drawn.each_ref().map(|range| places(&ran, |ran| launched(ran, range)));
+    let before_third: Vec<_> = of_first.iter().copied().filter(|&at| at < of_second[0]).collect();
+    // Every step has its tables before it begins, and the second's are there before the first step's last kernel.
+    assert!(first[0] < before_third[0] && second[0] < of_second[0]);
+    assert!(second[0] < *before_third.last().unwrap(), "{second:?} {before_third:?}");
+    // The third step's tables come when the first has ended, and its kernels after the second's.
+    assert!(first[1] > *before_third.last().unwrap());
+    let third = &of_first[before_third.len()..];
+    assert!(!third.is_empty() && third[0] > *of_second.last().unwrap() && third[0] > first[1]);
+    // Each draws into pinned memory of its own.
+    assert_eq!((draws.len(), later_draws.len()), (2, 1));
+    assert!(draws[0] < later_draws[0] && later_draws[0] < draws[1]);
+    assert_eq!(device.driver.violations(), Vec::<String>::new());
 }
 
 #[test]
