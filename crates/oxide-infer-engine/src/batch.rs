@@ -69,7 +69,7 @@ pub enum StepKind {
     /// Tokens of prompts.
     Prompt,
     /// Generated tokens, one a row. Of a sequence that is computed again after a preemption there may be several rows, at
-    /// neighbouring positions, all but the last without a draw.
+    /// neighbouring positions in one page, all but the last without a draw.
     Generated,
 }
 

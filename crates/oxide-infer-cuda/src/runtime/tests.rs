@@ -379,3 +379,32 @@ fn pinned_memory_takes_what_an_iterator_yields_and_no_more_than_it_promised() {
     assert!(memory.write_from(usize::MAX, Endless).is_err());
     assert_eq!(held(), [0, 4, 5, 9, 9]);
 }
+
+#[test]
+fn pinned_memory_is_an_operand_at_its_own_address_and_lives_as_long_as_a_view_of_it() {
+    let (driver, context) = device();
+    let stream = context.stream().unwrap();
+    let memory = PinnedMemory::<u32>::allocate(&context, 6).unwrap();
+    memory.write(0, &[1, 2, 3, 4, 5, 6]).unwrap();
+    let part = memory.slice(2..5).unwrap();
+    let region = part.region().unwrap();
+    assert_eq!((region.len(), region.span().ptr()), (3, part.device_ptr()));
+    assert_eq!(part.device_ptr().0, memory.device_ptr().0 + 8);
+    let mut scope = CommandScope::new(&stream).unwrap();
+    scope.fill(&region.slice(1..3).unwrap(), 0).unwrap();
+    scope.finish().unwrap().wait().unwrap();
+    // What the device wrote is in the host's own memory, and nothing beside the part.
+    assert_eq!([0, 1, 2, 3, 4, 5].map(|i| memory.read(i)), [1, 2, 3, 0, 0, 6].map(Some));
+    // The device writes it still, after the host has dropped every handle.
+    driver.hold();
+    let mut scope = CommandScope::new(&stream).unwrap();
+    scope.fill(&region, 7).unwrap();
+    let completion = scope.finish().unwrap();
+    let handles = driver.live_handles();
+    drop((memory, part, region));
+    assert_eq!(driver.live_handles(), handles, "the completion leases it");
+    driver.release();
+    completion.wait().unwrap();
+    eventually("freeing", || driver.live_handles() == handles - 1);
+    assert!(driver.violations().is_empty());
+}

@@ -164,7 +164,7 @@ pub fn load_cuda_on(
         in_flight: VecDeque::with_capacity(STEPS_IN_FLIGHT),
         broken: false,
         spare: Vec::new(),
-        writers: Writers::new(limits.num_pages),
+        writers: Writers::new(limits.num_pages, limits.max_sequences),
         kept: None,
     })
 }
@@ -213,7 +213,7 @@ fn fit(
 fn early_launch(launch: DecodeLaunch) -> EarlyLaunch {
     match launch {
         // A step's tables and copied pages are there before its graph begins, and of what a row attends to, the graph writes
-        // the row's own token alone: the page that a row writes to is in no other row of the step.
+        // the row's last page alone: that is in no other sequence of the step, and the rows of one sequence write one page.
         DecodeLaunch::Graph => EarlyLaunch::KeysSettled,
         // Nothing keeps a kernel from beginning beside the append of the step before.
         DecodeLaunch::Eager => EarlyLaunch::WhereKernelsWait,

@@ -1,4 +1,6 @@
-//! Where the rows of a step write: each its keys and values up to its last position, and no two sequences in one page.
+//! Where the rows of a step write: each its keys and values up to its last position, no two sequences in one page, and none in
+//! several by several rows. So of what a row attends to, only its last page is written in the step: decode attention reads the
+//! others before the step has written anything.
 
 use crate::batch::{BatchRow, EngineBatch};
 use oxide_infer::PageId;
@@ -15,21 +17,25 @@ pub(super) enum RowError {
     NoPage { row: usize },
     #[error("rows {other} and {row} of the step both write page {page}")]
     SharedPage { row: usize, other: usize, page: PageId },
+    #[error("rows {other} and {row} of the step are of one sequence and write pages {before} and {page}")]
+    SeveralPages { row: usize, other: usize, before: PageId, page: PageId },
 }
 
-/// By page of the pool, the row whose last token is written to it, while a batch is checked; at other times no row.
+/// The row whose last token is written, by page of the pool and by slot, while a batch is checked; at other times no row.
 #[derive(Debug)]
 pub(super) struct Writers {
     row_of_page: Vec<u32>,
+    row_of_slot: Vec<u32>,
 }
 
 impl Writers {
-    pub(super) fn new(num_pages: usize) -> Self {
-        Self { row_of_page: vec![NO_ROW; num_pages] }
+    pub(super) fn new(num_pages: usize, max_sequences: usize) -> Self {
+        Self { row_of_page: vec![NO_ROW; num_pages], row_of_slot: vec![NO_ROW; max_sequences] }
     }
 
     /// Refuses a batch in which a row's length is not its last position and one, or two rows write their last tokens to one
-    /// page. Only rows of one slot may, at different positions: what a sequence had generated is computed again in many.
+    /// page. Only rows of one slot may, at different positions, and those must: what a sequence had generated is computed again
+    /// in many.
     /// Ranges must be inside their lists and pages in the pool. Takes a look at each row, and allocates nothing.
     pub(super) fn check(&mut self, batch: &EngineBatch, page_size: usize) -> Result<(), RowError> {
         let checked = batch
@@ -37,8 +43,13 @@ impl Writers {
             .iter()
             .enumerate()
             .try_for_each(|(index, row)| self.note(index, row, batch, page_size));
-        for page in batch.rows.iter().filter_map(|row| last_page(row, batch, page_size)) {
-            self.row_of_page[page.index()] = NO_ROW;
+        for row in &batch.rows {
+            if let Some(page) = last_page(row, batch, page_size) {
+                self.row_of_page[page.index()] = NO_ROW;
+            }
+            if let Some(writer) = self.row_of_slot.get_mut(row.slot.0 as usize) {
+                *writer = NO_ROW;
+            }
         }
         checked
     }
@@ -59,6 +70,13 @@ impl Writers {
         let beside = |other: &BatchRow| other.slot == row.slot && other.kv_len != row.kv_len;
         if batch.rows.get(*writer as usize).is_some_and(|other| !beside(other)) {
             return Err(RowError::SharedPage { row: index, other: *writer as usize, page });
+        }
+        *writer = index as u32;
+        // A slot that there is not is refused where it is looked up.
+        let Some(writer) = self.row_of_slot.get_mut(row.slot.0 as usize) else { return Ok(()) };
+        let other = batch.rows.get(*writer as usize).and_then(|other| last_page(other, batch, page_size));
+        if let Some(before) = other.filter(|&before| before != page) {
+            return Err(RowError::SeveralPages { row: index, other: *writer as usize, before, page });
         }
         *writer = index as u32;
         Ok(())
@@ -106,7 +124,7 @@ mod tests {
     #[test]
     fn rows_may_share_the_pages_before_their_last() {
         let rows = vec![row(0, 0..1, 0..2, 6), row(1, 1..3, 2..4, 8), row(2, 3..3, 0..2, 8)];
-        let mut writers = Writers::new(8);
+        let mut writers = Writers::new(8, 8);
         let shared = batch(rows, &[5, 6, 7], &[7, 1, 7, 2]);
         assert_eq!(writers.check(&shared, PAGE_SIZE), Ok(()));
         // Nothing is left of a batch that was checked.
@@ -115,7 +133,7 @@ mod tests {
 
     #[test]
     fn two_rows_that_write_one_page_are_refused_by_name_and_the_next_batch_is_not() {
-        let mut writers = Writers::new(8);
+        let mut writers = Writers::new(8, 8);
         let rows = vec![row(0, 0..1, 0..1, 2), row(1, 1..2, 1..3, 5), row(2, 2..3, 3..4, 1)];
         let wrong = batch(rows, &[1, 4, 0], &[1, 0, 5, 5]);
         let refused = writers.check(&wrong, PAGE_SIZE).unwrap_err();
@@ -127,15 +145,25 @@ mod tests {
     #[test]
     fn rows_of_one_sequence_may_write_one_page_but_not_one_position() {
         let rows = |kv_len| vec![row(0, 0..1, 0..1, 2), row(0, 1..2, 0..1, kv_len)];
-        let mut writers = Writers::new(8);
+        let mut writers = Writers::new(8, 8);
         assert_eq!(writers.check(&batch(rows(3), &[1, 2], &[1]), PAGE_SIZE), Ok(()));
         let refused = writers.check(&batch(rows(2), &[1, 1], &[1]), PAGE_SIZE).unwrap_err();
         assert_eq!(refused, RowError::SharedPage { row: 1, other: 0, page: PageId(1) });
     }
 
     #[test]
+    fn rows_of_one_sequence_that_write_several_pages_are_refused() {
+        let rows = vec![row(0, 0..1, 0..1, 4), row(0, 1..2, 1..3, 5)];
+        let mut writers = Writers::new(8, 8);
+        let refused = writers.check(&batch(rows, &[3, 4], &[1, 1, 2]), PAGE_SIZE).unwrap_err();
+        let expected = RowError::SeveralPages { row: 1, other: 0, before: PageId(1), page: PageId(2) };
+        assert_eq!(refused, expected);
+        assert_eq!(writers.check(&batch(vec![row(0, 0..1, 0..1, 1)], &[0], &[2]), PAGE_SIZE), Ok(()));
+    }
+
+    #[test]
     fn a_length_that_is_not_the_last_position_and_one_is_refused_as_is_a_missing_page() {
-        let mut writers = Writers::new(8);
+        let mut writers = Writers::new(8, 8);
         for kv_len in [0, 5, 7] {
             let wrong = batch(vec![row(0, 0..1, 0..2, kv_len)], &[5], &[1, 2]);
             let expected = RowError::Length { row: 0, position: 5, kv_len };

@@ -64,7 +64,7 @@ impl Scheduler {
     }
 
     /// One generated token of every sequence that has one to compute; then, in rows that are left, further ones of those
-    /// that are computed again.
+    /// that are computed again, up to the end of a page.
     fn place_generated(&mut self, batch: &mut EngineBatch, step: &mut Step) -> Pressure {
         batch.kind = StepKind::Generated;
         let mut pressure = Pressure::None;
@@ -87,6 +87,8 @@ impl Scheduler {
             while step.rows.len() < self.limits.max_sequences
                 && self.generated_ready(key) > 0
                 && self.request(key).sequence(key.choice).pending == 0
+                // The rows of a sequence write one page: what a row reads before its last page is there when a step begins.
+                && !self.request(key).sequence(key.choice).scheduled.is_multiple_of(self.limits.page_size)
                 // It has all its pages since it started again, for itself alone.
                 && self.make_writable(key, batch)
             {

@@ -107,20 +107,21 @@ def flat_operands(head_dim: int) -> dict[str, Tensor]:
 
 
 @T.macro
-def copy_keys(pool, tiles, stage, row, rows, page, kv_head, column, columns, layout, full):
+def copy_keys(pool, tiles, stage, row, rows, page, kv_head, column, columns, layout, full, start=0):
     """Begin the copy of some columns of so many rows into a tile.
 
-    They are those of page `page`, or the flat ones from row `page` on.
+    They are those of page `page` from its row `start` on, or the flat ones from row `page` on. Rows before the page's
+    first are zeros that no memory is read for.
     """
     if layout == "hnd":
         T.tma_copy(
-            pool[page, kv_head, 0:rows, column : column + columns],
+            pool[page, kv_head, start : start + rows, column : column + columns],
             tiles[stage, row : row + rows, column : column + columns],
             barrier=full[stage],
         )
     elif layout == "nhd":
         T.tma_copy(
-            pool[page, 0:rows, kv_head, column : column + columns],
+            pool[page, start : start + rows, kv_head, column : column + columns],
             tiles[stage, row : row + rows, column : column + columns],
             barrier=full[stage],
         )

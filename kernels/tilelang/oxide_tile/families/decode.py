@@ -55,6 +55,7 @@ from oxide_tile.families.decode_parts import (
     release,
     soften,
     tiles_of,
+    unused_warps,
 )
 
 SPLITS = ("split", "shared", "whole")
@@ -138,6 +139,7 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
     sequences = batch if keys.paged else 1
     # A copy of a page of 16 is so small that one warp cannot begin them as fast as they are done.
     copies_apart = keys.paged and keys.page_size < TILE
+    whole_pages = keys.paged and not copies_apart
     threads = CONSUMERS + (2 if copies_apart else 1) * WARP
     pool = keys.pool(num_pages, num_kv_heads, head_dim)
     # Columns of the result that a block of a cluster finishes.
@@ -216,7 +218,9 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
                                 count, tiles, stages, keys,
                             )  # fmt: skip
                     else:
-                        load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, tiles, stages, keys)
+                        load_pages(
+                            k_way, v_way, block_table, sequence, kv_head, length, first, count, tiles, stages, keys
+                        )  # fmt: skip
                 else:
                     k_way, v_way = (k, k_tiles, k_full, k_free), (v, v_tiles, v_full, v_free)
                     load_flat(k_way, v_way, kv_head, first, count, stages, keys)
@@ -246,12 +250,15 @@ def decode(dtype: str, head_dim: int, keys: Keys, schedule: Schedule) -> object:
                     for step in T.serial(count):
                         stage = step % stages
                         left = T.alloc_var(I32, init=length - (first + step) * TILE)
+                        # Of a page that is not full a warp's keys lie further on.
+                        warp = thread // WARP
+                        place = T.alloc_var(I32, init=(warp + unused_warps(left)) % WARPS) if whole_pages else warp
                         T.barrier_wait(k_full[stage], step // stages % 2)
-                        multiply_keys(queries, k_tiles, score, stage, head_dim)
+                        multiply_keys(queries, k_tiles, score, stage, place, head_dim)
                         release(k_free, stage)
                         soften(score, weight, sum_, highest, total, left, scale, head_dim, tile)
                         T.barrier_wait(v_full[stage], step // stages % 2)
-                        add_values(weight, v_tiles, sum_, stage, left, head_dim)
+                        add_values(weight, v_tiles, sum_, stage, place, left, head_dim)
                         release(v_free, stage)
                     # Every page has arrived and every warp has read its keys, so their place is free for good.
                     T.sync_threads(ALL_CONSUMERS, CONSUMERS)

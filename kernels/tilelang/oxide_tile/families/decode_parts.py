@@ -28,7 +28,7 @@ def tiles_of(length, max_pages, keys: Keys):
 
 
 @T.macro
-def load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, tiles, stages, keys):
+def load_pages(k_way, v_way, block_table, sequence, kv_head, length, first, count, tiles, stages, keys):
     """Copy the keys and the values of one page after the other, each into its stage once that is free again.
 
     `k_way` and `v_way` are a pool, the stages, and barriers that say of each whether it is full and whether it is free.
@@ -41,8 +41,18 @@ def load_pages(k_way, v_way, block_table, sequence, kv_head, first, count, tiles
             entry = block_table[sequence, first + T.min(step + lane, count - 1)]
         page = T.alloc_var(I32, init=T.shfl_sync(entry, step % WARP))
         await_newest(first + step, tiles)
-        fill(*k_way, (page,), kv_head, step, stages, keys, CONSUMERS)
-        fill(*v_way, (page,), kv_head, step, stages, keys, CONSUMERS)
+        start = T.alloc_var(I32, init=-STEP * unused_warps(length - (first + step) * TILE))
+        fill(*k_way, (page,), kv_head, step, stages, keys, CONSUMERS, start)
+        fill(*v_way, (page,), kv_head, step, stages, keys, CONSUMERS, start)
+
+
+def unused_warps(left):
+    """Warps whose keys of a page are all after the sequence's end, of which `left` keys are left.
+
+    The copy of such a page begins so many warps' rows before its first. What is there is zeros without being read, what
+    is after the end is not copied, and the keys of a warp lie so many warps' rows further on.
+    """
+    return T.truncdiv(T.max(TILE - left, 0), STEP)
 
 
 @T.macro
@@ -79,14 +89,19 @@ def load_flat(k_way, v_way, kv_head, first, count, stages, keys):
 
 
 @T.macro
-def fill(pool, tiles, full, free, pages, kv_head, step, stages, keys, first_thread):
-    """Begin the copy of a tile's pages; a page that is not in the pool is zeros, and so is what is past flat keys."""
+def fill(pool, tiles, full, free, pages, kv_head, step, stages, keys, first_thread, start=0):
+    """Begin the copy of a tile's pages; a page that is not in the pool is zeros, and so is what is past flat keys.
+
+    Rows are those from `start` on.
+    """
     stage = step % stages
     rows = TILE // len(pages)
     T.barrier_wait(free[stage], step // stages % 2 ^ 1)
     for part, page in enumerate(pages):
         for slice_ in T.unroll(tiles.shape[2] // SLICE):
-            copy_keys(pool, tiles, stage, part * rows, rows, page, kv_head, slice_ * SLICE, SLICE, keys.layout, full)
+            copy_keys(
+                pool, tiles, stage, part * rows, rows, page, kv_head, slice_ * SLICE, SLICE, keys.layout, full, start
+            )  # fmt: skip
     # Now every lane has seen the stage free, so none can be a lap behind when it is to be filled again; and the lane
     # that was elected to copy has said how many bytes to expect.
     T.sync_warp()
@@ -139,10 +154,9 @@ def read_queries(q_tile, queries, head_dim):
 
 
 @T.macro
-def multiply_keys(queries, k_tiles, score, stage, head_dim):
-    """Queries times this warp's keys of a tile."""
+def multiply_keys(queries, k_tiles, score, stage, place, head_dim):
+    """Queries times this warp's keys of a tile, which are at its place `place` of all warps'."""
     lane = T.get_thread_binding() % WARP
-    warp = T.get_thread_binding() // WARP
     keys = T.alloc_local((4,), U32)
     # Sums of two halves, because a product waits for the one before it.
     part = T.alloc_local((2, LANES), F32)
@@ -152,7 +166,7 @@ def multiply_keys(queries, k_tiles, score, stage, head_dim):
     for i in T.unroll(head_dim // STEP):
         T.ptx_ldmatrix(
             False, 4,
-            T.access_ptr(k_tiles[stage, warp * STEP + lane // 16 * 8 + lane % 8, i * STEP + lane // 8 % 2 * 8], "r", 8),
+            T.access_ptr(k_tiles[stage, place * STEP + lane // 16 * 8 + lane % 8, i * STEP + lane // 8 % 2 * 8], "r", 8),
             T.access_ptr(keys[0], "w", 4),
         )  # fmt: skip
         for side in T.unroll(2):
@@ -199,8 +213,8 @@ def soften(score, weight, sum_, highest, total, left, scale, head_dim, tile):
 
 
 @T.macro
-def add_values(weight, v_tiles, sum_, stage, left, head_dim):
-    """Add this warp's values of a tile by their weights.
+def add_values(weight, v_tiles, sum_, stage, place, left, head_dim):
+    """Add this warp's values of a tile, at its place `place`, by their weights.
 
     Slots after the sequence's end may hold anything. Their weights are 0, but 0 times NaN is NaN, so what a lane has of
     them is cleared in its registers; the tile itself is written by copies only, which need no fence between them.
@@ -218,7 +232,7 @@ def add_values(weight, v_tiles, sum_, stage, left, head_dim):
     for i in T.unroll(head_dim // STEP):
         T.ptx_ldmatrix(
             True, 4,
-            T.access_ptr(v_tiles[stage, warp * STEP + lane % 16, i * STEP + lane // 16 * 8], "r", 8),
+            T.access_ptr(v_tiles[stage, place * STEP + lane % 16, i * STEP + lane // 16 * 8], "r", 8),
             T.access_ptr(values[0], "w", 4),
         )  # fmt: skip
         for j in T.unroll(4):

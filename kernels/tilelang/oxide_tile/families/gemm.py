@@ -60,6 +60,7 @@ def dense_small(
     units = block_m * width // QUAD
     turns = -(-units // WARPGROUP)
     added = epilogue in ("bias", "residual")
+    over_ring = lies_over_ring(block_m, splits)
     m, n, k, quads = T.dynamic("m"), T.dynamic("n"), T.dynamic("k"), T.dynamic("quads_of_row")
 
     @T.macro
@@ -128,6 +129,10 @@ def dense_small(
                     partial(load_weights, weight, weights, full, column), input, inputs, full, free, row, first, count,
                     block_m, block_k, stages, WARPGROUP,
                 )  # fmt: skip
+                if over_ring:
+                    T.sync_warp()
+                    T.cluster_arrive_relaxed()
+                    T.cluster_wait()
             else:
                 if epilogue == "residual":
                     T.pdl_sync()
@@ -142,8 +147,16 @@ def dense_small(
                                 else:
                                     extra[turn, lane] = T.cast(residual[row * block_m + token, at + quad, lane], F32)
                 multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
+                if over_ring:
+                    # No product reads this block's ring any more.
+                    T.sync_warp()
+                    T.cluster_arrive_relaxed()
+                    T.sync_threads(ALL_CONSUMERS, WARPGROUP)
                 share_out(sum_, sums, parts, share, splits, 1, block_m)
                 T.sync_threads(ALL_CONSUMERS, WARPGROUP)
+                if over_ring:
+                    # Nor those of the others, to which sums go.
+                    T.cluster_wait()
                 if splits > 1:
                     exchange(sums, parts, arrived, share, splits, block_m)
             if splits > 1:
@@ -158,7 +171,11 @@ def dense_small(
         constants={"splits": splits},
         derived={"quads_of_row": part("n", QUAD)},
         # Every index is checked above or by the tensor maps, and every barrier set by hand.
-        pass_configs={"tl.disable_safe_memory_legalize": True, "tl.disable_thread_storage_sync": True},
+        pass_configs={
+            "tl.disable_safe_memory_legalize": True,
+            "tl.disable_thread_storage_sync": True,
+            "tl.enable_aggressive_shared_memory_merge": over_ring,
+        },
     )
 
 
@@ -180,6 +197,15 @@ def multiply(inputs, weights, full, free, sum_, count, block_m, block_k, stages)
                     release(free, (stage + stages - 1) % stages)
     T.wait_wgmma(0)
     fence((sum_,), ROWS * block_m // WARPGROUP)
+
+
+def lies_over_ring(block_m: int, splits: int) -> bool:
+    """Whether sums and parts have the ring's place, so that all of a multiprocessor's memory can be ring.
+
+    A cluster then meets once more, when its products are done. Down of 128 rows takes 1.6 us less in 8 stages than in 5,
+    for which there is room beside the sums.
+    """
+    return block_m == 128 and splits > 1
 
 
 def silu(gate):

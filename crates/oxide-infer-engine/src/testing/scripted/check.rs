@@ -30,15 +30,19 @@ pub(super) fn batch(batch: &EngineBatch, limits: &ExecutorLimits) -> Result<(), 
         },
         || format!("a step of kind {:?} where steps are {:?}", batch.kind, limits.step_mix),
     )?;
-    let mut slots = HashSet::new();
+    let mut last_pages = HashMap::new();
     for row in &batch.rows {
         self::row(row, batch, limits)?;
-        let first = slots.insert(row.slot);
+        let last_page = (row.kv_len - 1) / limits.page_size;
+        let other = last_pages.insert(row.slot, last_page);
         match batch.kind {
             StepKind::Generated => {
                 ensure(row.tokens.len() == 1, || format!("slot {} has a row of several tokens", row.slot.0))?;
+                ensure(other.is_none_or(|other| other == last_page), || {
+                    format!("slot {} has rows that write several pages", row.slot.0)
+                })?;
             }
-            _ => ensure(first, || format!("slot {} has two rows", row.slot.0))?,
+            _ => ensure(other.is_none(), || format!("slot {} has two rows", row.slot.0))?,
         }
         ensure(
             (row.tokens.start, row.pages.start, row.samples.start) == (next_token, next_page, next_sample),

@@ -205,7 +205,7 @@ fn a_neighbours_slot_a_padded_row_and_a_wrong_status_are_found() {
             "the device found no fault",
         ),
         (
-            "projected.bf16.128.present.m64_64x128_s6",
+            "projected.bf16.128.present.m64_64x128_s4",
             emulated::with_a_silent_fault,
             "the device found no fault",
         ),
