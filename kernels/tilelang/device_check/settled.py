@@ -1,4 +1,7 @@
-"""Decode attention that begins before the append of its newest keys has ended: it may read only what is settled."""
+"""An append that begins before its heads are there, and decode attention before its newest keys are.
+
+They may read only what is settled.
+"""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -17,7 +20,7 @@ DRAWS, REPLAYS = 3, 3
 
 
 def check(modules: Mapping[str, Module]) -> dict[str, Any]:
-    """Of every kernel that is told that keys are settled, by name, the batches in which it read others.
+    """Of decode attention that is told what is settled, by name, the batches in which it or its append read more.
 
     One whose keys no module appends cannot be checked, which is a fault too.
     """
@@ -37,7 +40,8 @@ def is_append(module: Module) -> bool:
 def is_told(module: Module) -> bool:
     """Whether it is decode attention that may begin with settled keys."""
     parameters = module.artifact.manifest["launches"][0]["parameters"]
-    return any(parameter["kind"] == "settled" for parameter in parameters)
+    told = any(parameter["kind"] == "settled" for parameter in parameters)
+    return told and module.artifact.kernel == "paged_decode.paged_decode"
 
 
 def keys_of(module: Module) -> tuple[int, str, int]:
@@ -80,15 +84,17 @@ class Chain:
             "status": torch.zeros(1, dtype=torch.int32, device="cuda"),
         }
         self.nothing = torch.full((batch, 2, dim), NAN, dtype=torch.bfloat16, device="cuda")
-        self.append = self.bind(append, shape, {**self.tensors, **self.heads, "q_out": self.tensors["q"]})
+        self.kept = {name: tensor.clone() for name, tensor in self.heads.items()}
+        appended = {**self.tensors, **self.heads, "q_out": self.tensors["q"]}
+        self.append = {settled: self.bind(append, shape, appended, settled) for settled in (0, 1)}
         self.decode = {settled: self.bind(decode, shape, self.tensors, settled) for settled in (0, 1)}
         self.spoil()
-        self.append()
+        self.append[0]()
         torch.cuda.synchronize()
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.spoil()
-            self.append()
+            self.append[1]()
             self.decode[1]()
 
     def bind(
@@ -104,7 +110,10 @@ class Chain:
         return lambda kept=tensors: run(torch.cuda.current_stream().cuda_stream)
 
     def spoil(self) -> None:
-        """Leave no query and no newest key or value."""
+        """Leave no query and no newest key or value, and heads to append that have only just come."""
+        for name, tensor in self.heads.items():
+            tensor.fill_(NAN)
+            tensor.copy_(self.kept[name])
         positions = self.tensors["positions"].long()
         rows = torch.arange(len(positions), device="cuda")
         page = self.tensors["block_table"][rows, positions // self.page_size].long()
@@ -122,7 +131,7 @@ class Chain:
         self.tensors["positions"].copy_(positions)
         self.tensors["kv_len"].copy_(positions + 1)
         self.spoil()
-        for call in (self.append, self.decode[0]):
+        for call in (self.append[0], self.decode[0]):
             torch.cuda.synchronize()
             call()
         torch.cuda.synchronize()

@@ -205,8 +205,9 @@ pub enum Parameter {
         /// Its type.
         element: Element,
     },
-    /// 1 if only the newest key and value of each sequence, of what the kernel reads of keys, lengths and block tables, may
-    /// still be on its way when it begins (`EarlyLaunch::KeysSettled`); 0 if any of it may be.
+    /// 1 if only the newest key and value of each sequence, of what the kernel reads of keys, lengths, positions, starts of
+    /// sequences, block tables and rotations, may still be on its way when it begins (`EarlyLaunch::KeysSettled`); 0 if any
+    /// of it may be.
     Settled {
         /// The integer's type.
         element: Element,

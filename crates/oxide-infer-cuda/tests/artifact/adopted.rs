@@ -114,7 +114,7 @@ fn specs_of_other_engines_select_their_artifacts() {
         let turned = rope_append::Config { rope, num_q_heads: 32, num_kv_heads: 8, paging };
         let of_turned = [&of_new[..], &[("max_positions", 4096)]].concat();
         let append = select(&rope_append::Spec::new(turned).unwrap(), &of_turned, &[]);
-        let name = format!("rope_append.bf16.{head_dim}.absent.apart.{pages}.threads_128");
+        let name = format!("rope_append.bf16.{head_dim}.absent.apart.{pages}.threads_128_ahead1");
         assert_eq!(append.manifest().name, name);
         assert_eq!(resolve(&append, &with_sizes(&of_turned, head_dim, page_size))[0].grid, [9, 1, 1]);
     }

@@ -150,15 +150,15 @@ fn products_of_long_k_and_few_tiles_cut_k_with_a_residual_and_without() {
     let product = plain(128, 1536, 8960);
     let values = [("m", 128), ("n", 1536), ("k", 8960)];
     let grids: Vec<_> = resolve(&product, &values).iter().map(|launch| launch.grid).collect();
-    // Two rows of 12 tiles in four shares; then 192 vectors of eight elements a row.
-    assert_eq!(grids, [[2 * 12 * 4, 1, 1], [2, 128, 1]]);
+    // Two rows of 12 tiles in four shares; then 384 quads a row, 128 a block.
+    assert_eq!(grids, [[2 * 12 * 4, 1, 1], [3, 128, 1]]);
     assert_eq!(bytes(&product, "partial", &values), 4 * 128 * 1536 * 4);
     let pairs = artifact("dense.bf16.f32.residual.pair_128x224_split4");
     let launches = resolve(pairs, &[("m", 192), ("n", 1544), ("k", 8960)]);
-    // One pair of rows of 7 tiles in four shares. 193 vectors a row are two blocks, 1,025 would be nine: of pairs ten.
+    // One pair of rows of 7 tiles in four shares. 386 quads a row are four blocks, 2,050 would be 17: of pairs 18.
     let grids: Vec<_> = launches.iter().map(|launch| (launch.grid, launch.launch.cluster)).collect();
-    assert_eq!(grids, [([2 * 7 * 4, 1, 1], Some([2, 1, 1])), ([2, 192, 1], Some([2, 1, 1]))]);
-    assert_eq!(resolve(pairs, &[("m", 192), ("n", 8200), ("k", 64)])[1].grid, [10, 192, 1]);
+    assert_eq!(grids, [([2 * 7 * 4, 1, 1], Some([2, 1, 1])), ([4, 192, 1], Some([2, 1, 1]))]);
+    assert_eq!(resolve(pairs, &[("m", 192), ("n", 8200), ("k", 64)])[1].grid, [18, 192, 1]);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_prefill_has_a_place_for_every_tile_of_packed_rows_and_one_more_a_sequence()
 
 #[test]
 fn a_packed_projection_holds_queries_keys_and_values() {
-    let append = artifact("rope_append.bf16.128.present.threads_128");
+    let append = artifact("rope_append.bf16.128.present.threads_128_ahead2");
     let values = [
         ("tokens", 9),
         ("batch", 4),

@@ -1,8 +1,13 @@
 """New keys and values on their way into their pages: `kv_cache.paged_append`, and `rope_append`, which turns heads too.
 
 One block a token. A model's projections come packed, `[tokens, num_q_heads + 2 * num_kv_heads, head_dim]`, as one
-matrix product leaves them; or queries, keys and values are apart. A thread turns 8 pairs at a time: 8 elements of the
-first half of a head and 8 of the second.
+matrix product leaves them; or queries, keys and values are apart. A thread moves 8 pairs at a time: 8 elements of the
+first half of a head and 8 of the second. They are the same pairs of all its heads, so it reads their cosines and sines
+once, and what it moves of `ahead` heads is on its way at once.
+
+A block may begin before the kernel ahead has ended. With `settled`, and where there are so few tokens that all blocks
+do, it then finds its token's place and angles, and waits before it reads heads. Where there are more, heads are on
+their way while it does so.
 """
 
 from dataclasses import dataclass
@@ -22,11 +27,13 @@ from oxide_tile.families.common import (
     STATUS,
     TILE_DTYPES,
     exactly,
-    overlap_predecessor,
     report,
 )
-from oxide_tile.families.rotation import PAIRS, load_pairs, store_pairs, turn_pairs
+from oxide_tile.families.rotation import PAIRS, load_turns
 from oxide_tile.families.starts import START_OUT_OF_RANGE, check_start
+
+# Tokens of a step whose blocks are all placed at once.
+FEW_TOKENS = 1024
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,8 @@ def rope_append(
     head_dim: int,
     qk_norm: str,
     threads: int,
+    ahead: int,
+    blocks: int,
     qkv: str = "packed",
     layout: str = "hnd",
     page_size: int = PAGE_SIZE,
@@ -66,7 +75,7 @@ def rope_append(
     forms = {"qkv": qkv, "qk_norm": qk_norm} if form.packed else {}
     return Definition(
         contract="kv_cache.rope_append",
-        function=append(dtype, head_dim, keys, form, threads),
+        function=append(dtype, head_dim, keys, form, threads, ahead, blocks),
         properties={"dtype": dtype, "pairing": "neox", **paging(dtype, keys), **forms},
         dimensions={
             "tokens": Domain(),
@@ -97,12 +106,14 @@ def rope_append(
     )
 
 
-def paged_append(dtype: str, head_dim: int, layout: str, page_size: int, threads: int) -> Definition:
+def paged_append(
+    dtype: str, head_dim: int, layout: str, page_size: int, threads: int, ahead: int, blocks: int
+) -> Definition:
     """Keys copied into `k_pages`, values into `v_pages`."""
     keys = Keys(layout, page_size)
     return Definition(
         contract="kv_cache.paged_append",
-        function=append(dtype, head_dim, keys, Form(False, False, False), threads),
+        function=append(dtype, head_dim, keys, Form(False, False, False), threads, ahead, blocks),
         properties={"dtype": dtype, **paging(dtype, keys)},
         dimensions={
             "tokens": Domain(),
@@ -141,7 +152,7 @@ def pools(head_dim: int, keys: Keys) -> dict[str, Tensor]:
     return {"k_pages": pool, "v_pages": pool, "status": STATUS}
 
 
-def append(dtype: str, head_dim: int, keys: Keys, form: Form, threads: int) -> object:
+def append(dtype: str, head_dim: int, keys: Keys, form: Form, threads: int, ahead: int, blocks: int) -> object:
     """The kernel. Of its tensors, those that this form has no use for are not in what it is lowered to."""
     normalizes, packed, rotates = form.normalizes, form.packed, form.rotates
     tile = TILE_DTYPES[dtype]
@@ -150,6 +161,44 @@ def append(dtype: str, head_dim: int, keys: Keys, form: Form, threads: int) -> o
     tokens, batch, qkv_heads = T.dynamic("tokens"), T.dynamic("batch"), T.dynamic("qkv_heads")
     num_q_heads, num_kv_heads = T.dynamic("num_q_heads"), T.dynamic("num_kv_heads")
     num_pages, max_pages, max_positions = T.dynamic("num_pages"), T.dynamic("max_pages"), T.dynamic("max_positions")
+    # Keys' heads come after so many, values' after keys'.
+    queries = num_q_heads if rotates else 0
+    # Slices of heads that a block moves at once.
+    moved = threads * ahead
+
+    @T.macro
+    def find_place(place, turned_by, positions, query_start, block_table, rotations, token, at):
+        """A token's position, sequence and page, and what turns a thread's pairs."""
+        thread = T.get_thread_binding()
+        place[0] = positions[token]
+        place[1] = 0
+        place[2] = -1
+        if rotates:
+            turns = place[0] >= 0 and place[0] < max_positions
+            load_turns(rotations, turned_by, T.if_then_else(turns, place[0], 0), at)
+        for step in T.serial(T.ceildiv(batch, threads)):
+            entry = step * threads + thread
+            before = T.if_then_else(entry < batch, query_start[T.min(entry, batch - 1) + 1] <= token, False)
+            place[1] += T.syncthreads_count(before)
+        if place[1] < batch and place[0] >= 0 and place[0] < max_pages * keys.page_size:
+            place[2] = block_table[place[1], place[0] // keys.page_size]
+
+    @T.macro
+    def load_heads(qkv, q, k, v, heads, token, first, at):
+        """A thread's pairs of the heads whose slices are moved from `first` on."""
+        for i in T.unroll(ahead):
+            head = (first + i * threads + T.get_thread_binding()) // slices
+            if packed:
+                if head < num_q_heads + 2 * num_kv_heads:
+                    load_head(qkv, heads, i, token, head, at, half)
+            else:
+                if rotates:
+                    if head < num_q_heads:
+                        load_head(q, heads, i, token, head, at, half)
+                if head >= queries and head < queries + num_kv_heads:
+                    load_head(k, heads, i, token, head - queries, at, half)
+                if head >= queries + num_kv_heads and head < queries + 2 * num_kv_heads:
+                    load_head(v, heads, i, token, head - queries - num_kv_heads, at, half)
 
     @T.prim_func
     def function(
@@ -168,26 +217,51 @@ def append(dtype: str, head_dim: int, keys: Keys, form: Form, threads: int) -> o
         v_pages: T.Tensor(keys.pool(num_pages, num_kv_heads, head_dim), tile),
         status: T.Tensor((1,), I32),
         epsilon: T.float32,
+        settled: T.int32,
     ):
         with T.Kernel(tokens, threads=threads) as token:
-            overlap_predecessor()
+            T.annotate_min_blocks_per_sm(blocks)
             thread = T.get_thread_binding()
-            sequence = T.alloc_var(I32, init=0)
-            page = T.alloc_var(I32, init=-1)
-            for step in T.serial(T.ceildiv(batch, threads)):
-                entry = step * threads + thread
-                before = T.if_then_else(entry < batch, query_start[T.min(entry, batch - 1) + 1] <= token, False)
-                sequence += T.syncthreads_count(before)
-                if token == 0 and entry < batch:
-                    check_start(status, query_start, entry, tokens)
-                    if entry == batch - 1 and query_start[batch] < tokens:
-                        report(status, START_OUT_OF_RANGE, entry + 1)
-            position = positions[token]
+            at = thread % slices * PAIRS
+            place = T.alloc_local((3,), I32)
+            turned_by = T.alloc_local((2 * PAIRS,), F32)
+            heads = T.alloc_local((ahead, 2, PAIRS), tile)
+            early = T.alloc_var(I32, init=T.if_then_else(tokens <= FEW_TOKENS, settled, 0))
+            T.pdl_trigger()
+            if early != 0:
+                find_place(place, turned_by, positions, query_start, block_table, rotations, token, at)
+            T.pdl_sync()
+            load_heads(qkv, q, k, v, heads, token, 0, at)
+            if early == 0:
+                find_place(place, turned_by, positions, query_start, block_table, rotations, token, at)
+            position, page = place[0], place[2]
             turns = position >= 0 and position < max_positions if rotates else position >= 0
-            fits = sequence < batch and position >= 0 and position < max_pages * keys.page_size
-            if fits:
-                page = block_table[sequence, position // keys.page_size]
+            fits = place[1] < batch and position >= 0 and position < max_pages * keys.page_size
             appends = turns and page >= 0 and page < num_pages
+            slot = T.if_then_else(appends, position % keys.page_size, 0)
+
+            count = T.ceildiv((queries + 2 * num_kv_heads) * slices, moved)
+            for turn in T.serial(count):
+                for i in T.unroll(ahead):
+                    head = (turn * moved + i * threads + thread) // slices
+                    if normalizes:
+                        scale = scale_of(heads, i, head_dim, slices, epsilon)
+                        if head < num_q_heads:
+                            weigh(heads, q_weight, scale, i, at, half, tile)
+                        elif head < num_q_heads + num_kv_heads:
+                            weigh(heads, k_weight, scale, i, at, half, tile)
+                    if rotates:
+                        if head < num_q_heads + num_kv_heads:
+                            turn_head(heads, turned_by, i, tile)
+                        if head < num_q_heads:
+                            store_head(heads, q_out, i, token, head, at, half)
+                    if appends and head >= queries and head < queries + num_kv_heads:
+                        put(k_pages, heads, i, page, head - queries, slot, at, half, keys.layout)
+                    if appends and head >= queries + num_kv_heads and head < queries + 2 * num_kv_heads:
+                        put(v_pages, heads, i, page, head - queries - num_kv_heads, slot, at, half, keys.layout)
+                if turn + 1 < count:
+                    load_heads(qkv, q, k, v, heads, token, (turn + 1) * moved, at)
+
             if thread == 0:
                 if rotates and not turns:
                     report(status, POSITION_OUT_OF_RANGE, token)
@@ -195,86 +269,77 @@ def append(dtype: str, head_dim: int, keys: Keys, form: Form, threads: int) -> o
                     report(status, LENGTH_OUT_OF_RANGE, token)
                 if fits and (page < 0 or page >= num_pages):
                     report(status, PAGE_OUT_OF_RANGE, token)
-
-            slot = T.if_then_else(appends, position % keys.page_size, 0)
-            if rotates:
-                low = T.alloc_local((PAIRS,), F32)
-                high = T.alloc_local((PAIRS,), F32)
-                turned_low = T.alloc_local((PAIRS,), tile)
-                turned_high = T.alloc_local((PAIRS,), tile)
-                square = T.alloc_local((1,), F32)
-                angle = T.if_then_else(turns, position, 0)
-                for step in T.serial(T.ceildiv((num_q_heads + num_kv_heads) * slices, threads)):
-                    item = step * threads + thread
-                    head = item // slices
-                    at = item % slices * PAIRS
-                    if head < num_q_heads + num_kv_heads:
-                        if packed:
-                            load_pairs(qkv, low, high, token, head, at, half)
-                        elif head < num_q_heads:
-                            load_pairs(q, low, high, token, head, at, half)
-                        else:
-                            load_pairs(k, low, high, token, head - num_q_heads, at, half)
-                    if normalizes:
-                        square[0] = 0.0
-                        for j in T.serial(PAIRS):
-                            square[0] += low[j] * low[j] + high[j] * high[j]
-                        for distance in T.unroll(slices.bit_length() - 1):
-                            square[0] += T.shfl_xor(square[0], 1 << distance)
-                        square[0] = T.rsqrt(square[0] / head_dim + epsilon)
-                        for j in T.serial(PAIRS):
-                            weight_low = T.if_then_else(head < num_q_heads, q_weight[at + j], k_weight[at + j])
-                            weight_high = T.if_then_else(
-                                head < num_q_heads, q_weight[half + at + j], k_weight[half + at + j]
-                            )
-                            low[j] = T.cast(T.cast(low[j] * square[0] * T.cast(weight_low, F32), tile), F32)
-                            high[j] = T.cast(T.cast(high[j] * square[0] * T.cast(weight_high, F32), tile), F32)
-                    if head < num_q_heads + num_kv_heads:
-                        if packed:
-                            for j in T.serial(PAIRS):
-                                cosine = rotations[angle, at + j, 0]
-                                sine = rotations[angle, at + j, 1]
-                                turned_low[j] = T.cast(low[j] * cosine - high[j] * sine, tile)
-                                turned_high[j] = T.cast(high[j] * cosine + low[j] * sine, tile)
-                        else:
-                            turn_pairs(rotations, low, high, turned_low, turned_high, angle, at, tile)
-                        if head < num_q_heads:
-                            store_pairs(turned_low, turned_high, q_out, token, head, at, half)
-                        elif appends:
-                            put(k_pages, turned_low, page, head - num_q_heads, slot, at, keys.layout)
-                            put(k_pages, turned_high, page, head - num_q_heads, slot, half + at, keys.layout)
-            for step in T.serial(T.ceildiv(num_kv_heads * slices * 2, threads)):
-                item = step * threads + thread
-                head = item // (slices * 2)
-                at = item % (slices * 2) * PAIRS
-                if head < num_kv_heads and appends:
-                    if packed:
-                        move(qkv, v_pages, token, num_q_heads + num_kv_heads + head, page, head, slot, at, keys.layout)
-                    else:
-                        move(v, v_pages, token, head, page, head, slot, at, keys.layout)
-                    if not rotates:
-                        move(k, k_pages, token, head, page, head, slot, at, keys.layout)
+            if token == 0:
+                for step in T.serial(T.ceildiv(batch, threads)):
+                    entry = step * threads + thread
+                    if entry < batch:
+                        check_start(status, query_start, entry, tokens)
+                        if entry == batch - 1 and query_start[batch] < tokens:
+                            report(status, START_OUT_OF_RANGE, entry + 1)
 
     return function
 
 
 @T.macro
-def put(pool, values, page, head, slot, at, layout):
-    """Some elements of a head into their slot of a page."""
-    if layout == "hnd":
+def load_head(source, heads, i, token, head, at, half):
+    """A thread's pairs of a head, from `[tokens, heads, head_dim]`."""
+    for side in T.unroll(2):
         for j in T.vectorized(PAIRS):
-            pool[page, head, slot, at + j] = values[j]
-    else:
-        for j in T.vectorized(PAIRS):
-            pool[page, slot, head, at + j] = values[j]
+            heads[i, side, j] = source[token, head, side * half + at + j]
 
 
 @T.macro
-def move(heads, pool, token, from_head, page, head, slot, at, layout):
-    """Some elements of a token's head into their slot of a page."""
-    if layout == "hnd":
+def scale_of(heads, i, head_dim, slices, epsilon):
+    """One over the root mean square of a head. Every thread of a warp comes here."""
+    scale = T.alloc_local((1,), F32)
+    scale[0] = 0.0
+    for side in T.unroll(2):
+        for j in T.unroll(PAIRS):
+            scale[0] += T.cast(heads[i, side, j], F32) * T.cast(heads[i, side, j], F32)
+    for distance in T.unroll(slices.bit_length() - 1):
+        scale[0] += T.shfl_xor(scale[0], 1 << distance)
+    scale[0] = T.rsqrt(scale[0] / head_dim + epsilon)
+    return scale
+
+
+@T.macro
+def weigh(heads, weight, scale, i, at, half, tile):
+    """A thread's pairs of a head by its scale and the weight, rounded."""
+    weights = T.alloc_local((PAIRS,), tile)
+    for side in T.unroll(2):
         for j in T.vectorized(PAIRS):
-            pool[page, head, slot, at + j] = heads[token, from_head, at + j]
-    else:
+            weights[j] = weight[side * half + at + j]
+        for j in T.unroll(PAIRS):
+            heads[i, side, j] = T.cast(T.cast(heads[i, side, j], F32) * scale[0] * T.cast(weights[j], F32), tile)
+
+
+@T.macro
+def turn_head(heads, turned_by, i, tile):
+    """A thread's pairs of a head by their cosines and sines."""
+    low = T.alloc_local((1,), F32)
+    high = T.alloc_local((1,), F32)
+    for j in T.unroll(PAIRS):
+        low[0] = T.cast(heads[i, 0, j], F32)
+        high[0] = T.cast(heads[i, 1, j], F32)
+        heads[i, 0, j] = T.cast(low[0] * turned_by[2 * j] - high[0] * turned_by[2 * j + 1], tile)
+        heads[i, 1, j] = T.cast(high[0] * turned_by[2 * j] + low[0] * turned_by[2 * j + 1], tile)
+
+
+@T.macro
+def store_head(heads, target, i, token, head, at, half):
+    """A thread's pairs to where `load_head` has them from."""
+    for side in T.unroll(2):
         for j in T.vectorized(PAIRS):
-            pool[page, slot, head, at + j] = heads[token, from_head, at + j]
+            target[token, head, side * half + at + j] = heads[i, side, j]
+
+
+@T.macro
+def put(pool, heads, i, page, head, slot, at, half, layout):
+    """A thread's pairs of a head into their slot of a page."""
+    for side in T.unroll(2):
+        if layout == "hnd":
+            for j in T.vectorized(PAIRS):
+                pool[page, head, slot, side * half + at + j] = heads[i, side, j]
+        else:
+            for j in T.vectorized(PAIRS):
+                pool[page, slot, head, side * half + at + j] = heads[i, side, j]

@@ -31,6 +31,7 @@ from oxide_tile.families.persistent import (
     store_slices,
 )
 from oxide_tile.families.ring import BLOCK_K, WARP, WARPGROUP, fill, multiply_slice, multiply_tile
+from oxide_tile.families.split import QUAD
 
 # Most columns of a residual whose loads are under way at once.
 ADDED_AT_ONCE = 192
@@ -64,7 +65,7 @@ def dense(
     columns = block_n // 2 if gated else block_n
     m, n, k = T.dynamic("m"), T.dynamic("n"), T.dynamic("k")
     # A row of results in units that keep loads and stores of neighbours together.
-    vectors, vectors_of_tile = T.dynamic("vectors_of_row"), columns // lanes
+    vectors, vectors_of_tile, quads_of_vector = T.dynamic("vectors_of_row"), columns // lanes, lanes // QUAD
     consumer_threads = consumers * WARPGROUP
     threads = consumer_threads + WARPGROUP
     registers = columns * block_m // consumer_threads
@@ -271,22 +272,30 @@ def dense(
             with T.Kernel(grid * cluster, threads=threads, cluster_dims=cluster) as block:
                 tiles_of_block(input, weight, bias, residual, output, partial, block)
             # The compiler gives the second launch the clusters of the first.
-            with T.Kernel(T.ceildiv(vectors, WARPGROUP * cluster) * cluster, m, threads=WARPGROUP) as (column, row):
-                vector = column * WARPGROUP + T.get_thread_binding()
-                total = T.alloc_local((lanes,), F32)
+            quads = vectors * quads_of_vector
+            with T.Kernel(T.ceildiv(quads, WARPGROUP * cluster) * cluster, m, threads=WARPGROUP) as (column, row):
+                quad = column * WARPGROUP + T.get_thread_binding()
+                vector, at = T.truncdiv(quad, quads_of_vector), T.truncmod(quad, quads_of_vector) * QUAD
+                total = T.alloc_local((splits, QUAD), F32)
+                added = T.alloc_local((QUAD,), F32)
                 overlap_predecessor()
-                if vector < vectors:
-                    for lane in T.vectorized(lanes):
-                        total[lane] = partial[0, row, vector, lane]
-                    for later in T.unroll(splits - 1):
-                        for lane in T.vectorized(lanes):
-                            total[lane] += partial[later + 1, row, vector, lane]
-                    for lane in T.vectorized(lanes):
+                if quad < quads:
+                    # All that is read is on its way at once, 16 bytes a thread beside its neighbours'.
+                    for share in T.unroll(splits):
+                        for lane in T.vectorized(QUAD):
+                            total[share, lane] = partial[share, row, vector, at + lane]
+                    for lane in T.vectorized(QUAD):
                         if epilogue == "bias":
-                            total[lane] += T.cast(bias[vector, lane], F32)
+                            added[lane] = T.cast(bias[vector, at + lane], F32)
                         if epilogue == "residual":
-                            total[lane] += T.cast(residual[row, vector, lane], F32)
-                        output[row, vector, lane] = T.cast(total[lane], out_tile)
+                            added[lane] = T.cast(residual[row, vector, at + lane], F32)
+                    for later in T.unroll(splits - 1):
+                        for lane in T.vectorized(QUAD):
+                            total[0, lane] += total[later + 1, lane]
+                    for lane in T.vectorized(QUAD):
+                        if epilogue != "none":
+                            total[0, lane] += added[lane]
+                        output[row, vector, at + lane] = T.cast(total[0, lane], out_tile)
 
     base = definition(function, dtype, output_dtype, epilogue)
     shares = {"partial": Tensor((splits, "m", "n"), "read_write", "workspace")} if splits > 1 else {}

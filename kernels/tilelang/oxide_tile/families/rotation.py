@@ -20,12 +20,18 @@ def load_pairs(heads, low, high, token, head, at, half):
 
 
 @T.macro
-def turn_pairs(rotations, low, high, turned_low, turned_high, angle, at, tile):
-    """Turn pairs by their cosines and sines, of row `angle` of `[max_positions, head_dim / 2, 2]`."""
-    turns = T.alloc_local((2 * PAIRS,), F32)
+def load_turns(rotations, turns, angle, at):
+    """Cosines and sines of pairs, of row `angle` of `[max_positions, head_dim / 2, 2]`."""
     for part in T.unroll(2 * PAIRS // TURNS):
         for j in T.vectorized(TURNS):
             turns[part * TURNS + j] = rotations[angle, at + part * (TURNS // 2) + j // 2, j % 2]
+
+
+@T.macro
+def turn_pairs(rotations, low, high, turned_low, turned_high, angle, at, tile):
+    """Turn pairs by their cosines and sines."""
+    turns = T.alloc_local((2 * PAIRS,), F32)
+    load_turns(rotations, turns, angle, at)
     for j in T.unroll(PAIRS):
         turned_low[j] = T.cast(low[j] * turns[2 * j] - high[j] * turns[2 * j + 1], tile)
         turned_high[j] = T.cast(high[j] * turns[2 * j] + low[j] * turns[2 * j + 1], tile)

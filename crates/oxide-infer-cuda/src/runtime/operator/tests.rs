@@ -83,14 +83,16 @@ fn an_operator_is_planned_bound_and_enqueued_from_its_manifest_alone() {
 }
 
 #[test]
-fn decode_reads_keys_early_only_where_the_loader_promises_that_they_are_settled() {
+fn keys_and_tables_are_read_early_only_where_the_loader_promises_that_they_are_settled() {
     let Bench { context, registry, .. } = bench();
-    let artifact = registry.artifact("paged_decode.bf16.128.whole.cluster_8").unwrap();
-    let dimensions = [("batch", 8), ("num_q_heads", 12), ("num_kv_heads", 2), ("head_dim", 128)];
+    let heads = [("batch", 8), ("num_q_heads", 12), ("num_kv_heads", 2), ("head_dim", 128)];
     let pages = [("page_size", 64), ("num_pages", 90), ("max_pages", 10)];
-    let dimensions: Dimensions =
-        dimensions.into_iter().chain(pages).map(|(name, size)| (name.to_owned(), size)).collect();
-    let told = |early_launch| {
+    let tokens = [("tokens", 8), ("rotary_dim", 128), ("max_positions", 640)];
+    let sized = |sizes: &[&[(&str, usize)]]| -> Dimensions {
+        sizes.iter().copied().flatten().map(|&(name, size)| (name.to_owned(), size as u64)).collect()
+    };
+    let told = |name: &str, dimensions: Dimensions, early_launch| {
+        let artifact = registry.artifact(name).unwrap();
         let mut loader = Loader::new(&context, registry.clone()).early_launch(early_launch);
         let plan = loader.plan_artifact(artifact.clone(), dimensions.clone()).unwrap();
         let operands = Operands::new();
@@ -102,9 +104,14 @@ fn decode_reads_keys_early_only_where_the_loader_promises_that_they_are_settled(
             _ => panic!("a number says whether keys are settled"),
         }
     };
-    assert_eq!(told(EarlyLaunch::Never), 0);
-    assert_eq!(told(EarlyLaunch::WhereKernelsWait), 0);
-    assert_eq!(told(EarlyLaunch::KeysSettled), 1);
+    let attention = ("paged_decode.bf16.128.whole.cluster_8", sized(&[&heads, &pages]));
+    let append = ("rope_append.bf16.128.absent.threads_128", sized(&[&heads, &pages, &tokens]));
+    for (name, dimensions) in [attention, append] {
+        let told = |early_launch| told(name, dimensions.clone(), early_launch);
+        assert_eq!(told(EarlyLaunch::Never), 0, "{name}");
+        assert_eq!(told(EarlyLaunch::WhereKernelsWait), 0, "{name}");
+        assert_eq!(told(EarlyLaunch::KeysSettled), 1, "{name}");
+    }
 }
 
 #[test]
