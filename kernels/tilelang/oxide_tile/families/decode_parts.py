@@ -166,7 +166,9 @@ def multiply_keys(queries, k_tiles, score, stage, place, head_dim):
     for i in T.unroll(head_dim // STEP):
         T.ptx_ldmatrix(
             False, 4,
-            T.access_ptr(k_tiles[stage, place * STEP + lane // 16 * 8 + lane % 8, i * STEP + lane // 8 % 2 * 8], "r", 8),
+            T.access_ptr(
+                k_tiles[stage, place * STEP + lane // 16 * 8 + lane % 8, i * STEP + lane // 8 % 2 * 8], "r", 8
+            ),
             T.access_ptr(keys[0], "w", 4),
         )  # fmt: skip
         for side in T.unroll(2):

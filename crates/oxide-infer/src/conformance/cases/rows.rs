@@ -74,17 +74,19 @@ pub(super) fn run_gather(suite: &mut Suite<'_>) {
             gather_case(suite, config, case, "");
         }
     }
-    // As models have it, rows of every size, batches up to 256: embeddings to a residual stream, and rows of that.
-    for (dtype, (tokens, hidden_size)) in [DType::BF16, DType::F32].into_iter().flat_map(|dtype| {
-        [(1, 8), (256, 64), (33, 576), (5, 1536), (17, 2056), (2, 8192)].map(|shape| (dtype, shape))
+    // As models have it, rows of every size, batches up to 256: embeddings to a residual stream, rows of that, and rows of what
+    // attention gives.
+    let forms = [(DType::BF16, DType::F32), (DType::F32, DType::F32), (DType::BF16, DType::BF16)];
+    for ((table, output), (tokens, hidden_size)) in forms.into_iter().flat_map(|form| {
+        [(1, 8), (256, 64), (33, 576), (5, 1536), (17, 2056), (2, 8192)].map(|shape| (form, shape))
     }) {
         let ids: Vec<u32> = (0..tokens as u32).map(|token| (token * 7 + 3) % VOCABULARY as u32).collect();
-        let (table, output) = (WeightFormat::Dense(dtype), DType::F32);
+        let table = WeightFormat::Dense(table);
         let shape = [tokens, hidden_size];
         let case = GatherCase { ids: &ids, table, output, shape, spacing: Spacing::Dense };
         gather_case(suite, gather::Config { table, output, hidden_size }, case, "");
     }
-    for (table, output) in [(DType::F32, DType::F32), (DType::BF16, DType::BF16), (DType::BF16, DType::F32)] {
+    for (table, output) in forms {
         gather_refusals(suite, table, output);
     }
 }
