@@ -272,17 +272,17 @@ impl Registry {
     ///
     /// [`SelectError::NoContract`] or [`SelectError::NotCovered`].
     pub fn candidates(&self, request: &Request) -> Result<Vec<&Arc<Artifact>>, SelectError> {
-        let (mut candidates, mut misses) = (Vec::new(), Vec::new());
-        for (artifact, miss) in self.survey(request) {
-            match miss {
-                None => candidates.push(artifact),
-                Some(miss) => misses.push(miss),
-            }
+        let candidates: Vec<_> =
+            self.artifacts().filter(|artifact| request.is_admitted_by(artifact.manifest())).collect();
+        if !candidates.is_empty() {
+            return Ok(candidates);
         }
-        match candidates.is_empty() {
-            false => Ok(candidates),
-            true if misses.is_empty() => Err(SelectError::NoContract { request: request.clone().into() }),
-            true => Err(SelectError::NotCovered { request: request.clone().into(), misses: nearest(misses) }),
+        let misses: Vec<_> = self.survey(request).filter_map(|(_, miss)| miss).collect();
+        match misses.is_empty() {
+            true => Err(SelectError::NoContract { request: request.clone().into() }),
+            false => {
+                Err(SelectError::NotCovered { request: request.clone().into(), misses: nearest(misses) })
+            }
         }
     }
 
@@ -372,6 +372,16 @@ fn names(artifacts: &[&Arc<Artifact>]) -> Vec<String> {
 
 impl Request {
     /// Why an artifact of the contract does not serve, if it does not.
+    /// Whether there is no [`Request::miss`], of an artifact of any contract.
+    fn is_admitted_by(&self, manifest: &Manifest) -> bool {
+        manifest.contract == self.contract
+            && manifest.contract_version == self.version
+            && manifest.properties == self.properties
+            && self.dimensions.keys().all(|name| manifest.dimensions.contains_key(name))
+            && self.algorithm.as_ref().is_none_or(|asked| *asked == manifest.algorithm)
+            && manifest.out_of_domain(&self.dimensions).is_none()
+    }
+
     fn miss(&self, manifest: &Manifest) -> Option<Miss> {
         let artifact = || manifest.name.clone();
         let names = manifest.properties.keys().chain(self.properties.keys());

@@ -259,3 +259,45 @@ fn costs_and_a_fixed_algorithm_for_one_request_are_two_rules() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn candidates_are_the_artifacts_that_nothing_is_said_to_be_missing_of() {
+    let registry = Registry::embedded(Target::hopper()).unwrap();
+    let dense = |m: u64, k: u64| {
+        Request::new("gemm.dense", 1)
+            .property("input", "bf16")
+            .property("weight", "bf16")
+            .property("output", "f32")
+            .property("bias", "absent")
+            .property("residual", "present")
+            .dimension("m", m)
+            .dimension("n", 1536)
+            .dimension("k", k)
+    };
+    let requests = [
+        dense(1, 8960),
+        dense(7, 1536),
+        dense(128, 1536),
+        dense(300, 8960).algorithm("tile_128x128"),
+        dense(8192, 1536).property("residual", "absent"),
+        norm().property("dtype", "f32"),
+    ];
+    for request in requests {
+        let admitted: Vec<_> = registry
+            .survey(&request)
+            .filter(|(_, miss)| miss.is_none())
+            .map(|(artifact, _)| artifact)
+            .collect();
+        assert!(!admitted.is_empty(), "{request}");
+        let names = |artifacts: &[&std::sync::Arc<oxide_infer_cuda::artifact::Artifact>]| {
+            artifacts.iter().map(|artifact| artifact.manifest().name.clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(names(&registry.candidates(&request).unwrap()), names(&admitted), "{request}");
+    }
+    // One dimension too many, one out of its domain, and a property that none has.
+    for request in [dense(1, 1536).dimension("p", 1), dense(1, 1537), dense(1, 1536).property("bias", "f64")]
+    {
+        assert!(registry.survey(&request).all(|(_, miss)| miss.is_some()), "{request}");
+        assert!(matches!(registry.candidates(&request), Err(SelectError::NotCovered { .. })), "{request}");
+    }
+}

@@ -125,8 +125,8 @@ pub(super) struct Requests<'a> {
     pub(super) registry: &'a Registry,
     /// What is asked for by name.
     algorithms: Rc<Algorithms>,
-    /// By what is asked for instead, whether a norm is spread over the products around it in all classes of decodes.
-    pub(super) spread: RefCell<HashMap<[String; 2], bool>>,
+    /// Whether what these ask for stands for operators as they were lowered.
+    pub(super) decisions: RefCell<HashMap<[String; 2], bool>>,
 }
 
 fn request(contract: &str) -> Request {
@@ -150,7 +150,7 @@ impl<'a> Requests<'a> {
         registry: &'a Registry,
     ) -> Result<Self, CoverageError> {
         let plain =
-            Self { config, model, sizes, registry, algorithms: Rc::default(), spread: RefCell::default() };
+            Self { config, model, sizes, registry, algorithms: Rc::default(), decisions: RefCell::default() };
         if sizes.goal == PlanGoal::Fastest {
             return Ok(plain);
         }

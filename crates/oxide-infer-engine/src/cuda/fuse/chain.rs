@@ -136,7 +136,21 @@ impl<'a> Requests<'a> {
             return false;
         }
         let longer = || times(class).is_none_or(|times| times.spread > times.apart);
-        asked(class).iter().all(|request| self.admitted(request)) && (class.tokens() == 1 || !longer())
+        let requests = asked(class);
+        self.decided(&requests, || {
+            requests.iter().all(|request| self.admitted(request)) && (class.tokens() == 1 || !longer())
+        })
+    }
+
+    /// What was decided for these requests before, which layers that are alike ask again, or is now.
+    fn decided(&self, requests: &[Request; 2], decide: impl FnOnce() -> bool) -> bool {
+        let key = requests.each_ref().map(Request::to_string);
+        if let Some(&known) = self.decisions.borrow().get(&key) {
+            return known;
+        }
+        let verdict = decide();
+        self.decisions.borrow_mut().insert(key, verdict);
+        verdict
     }
 
     /// Whether both operators have one order of sums in all classes of decodes, and those whose speed decides lose less by them
@@ -147,25 +161,20 @@ impl<'a> Requests<'a> {
         times: impl Fn(StepClass) -> Option<Times>,
     ) -> bool {
         let classes = || self.sizes.classes.decode.iter().map(|&class| StepClass::Decode(class));
-        let Some(key) = classes().next().map(|class| asked(class).map(|request| request.to_string())) else {
-            return false;
-        };
-        if let Some(&known) = self.spread.borrow().get(&key) {
-            return known;
-        }
+        let Some(first) = classes().next() else { return false };
         let deciding = classes().filter(|class| Phase::Generated.decides(class.tokens() as u64, 0));
-        let verdict = deciding.map(times).collect::<Option<Vec<_>>>().is_some_and(|times| {
-            let most = |ratio: fn(f64, f64) -> f64| {
-                let ratios = times.iter().map(|times| ratio(times.spread as f64, times.apart as f64));
-                ratios.fold(1.0, f64::max)
-            };
-            most(|spread, apart| spread / apart) <= most(|spread, apart| apart / spread)
-        });
+        let quicker = || {
+            deciding.map(times).collect::<Option<Vec<_>>>().is_some_and(|times| {
+                let most = |ratio: fn(f64, f64) -> f64| {
+                    let ratios = times.iter().map(|times| ratio(times.spread as f64, times.apart as f64));
+                    ratios.fold(1.0, f64::max)
+                };
+                most(|spread, apart| spread / apart) <= most(|spread, apart| apart / spread)
+            })
+        };
         let one_order =
             |which: usize| has_order(self.registry, classes().map(|class| asked(class)[which].clone()));
-        let verdict = verdict && one_order(0) && one_order(1);
-        self.spread.borrow_mut().insert(key, verdict);
-        verdict
+        self.decided(&asked(first), || quicker() && one_order(0) && one_order(1))
     }
 
     /// Whether heads that are projected, turned and appended in one launch are predicted to take no longer than in two.
@@ -173,11 +182,14 @@ impl<'a> Requests<'a> {
         if self.sizes.goal == PlanGoal::Deterministic {
             return false;
         }
-        let fused = self.predicted(&self.fused(fused, class.tokens()));
-        let product = self.layer(product, class).and_then(|request| self.predicted(&request));
+        let Some(product) = self.layer(product, class) else { return false };
+        let requests = [self.fused(fused, class.tokens()), product];
         let moved = 2 * class.tokens() * Activation::Projected.width(self.config) * DType::BF16.size();
         let append = LAUNCH + moved as u64 / APPENDED_BYTES;
-        matches!((fused, product), (Some(fused), Some(product)) if fused <= product + append)
+        self.decided(&requests, || {
+            let times = requests.each_ref().map(|request| self.predicted(request));
+            matches!(times, [Some(fused), Some(product)] if fused <= product + append)
+        })
     }
 
     /// Nanoseconds of the artifact that is chosen for a request, if one is and its rule says them.
