@@ -39,9 +39,10 @@ pub enum EarlyLaunch {
     WhereKernelsWait,
     /// As [`Self::WhereKernelsWait`], and decode attention over pages may also read lengths, block tables, and all keys and
     /// values but each sequence's newest (that of position `kv_len − 1`) before that work has ended, and an append positions,
-    /// starts of sequences, block tables and rotations: only where it writes none of them. Work counts as ended if a copy, a fill, or the start of a graph lies between; so an engine that has
-    /// one new token a sequence in a step, and copies its tables ahead of it, may ask for this, and one that appends
-    /// several and attends to them from the last one right afterwards may not.
+    /// starts of sequences, block tables and rotations: only where it writes none of them. Work counts as ended if a copy,
+    /// a fill, or the start of a graph lies between; so an engine that has one new token a sequence in a step, and copies
+    /// its tables ahead of it, may ask for this, and one that appends several and attends to them from the last one right
+    /// afterwards may not.
     KeysSettled,
 }
 

@@ -12,8 +12,8 @@ use oxide_infer_cuda::artifact::Request;
 /// Nanoseconds that a launch of a norm, or of rotation and append, takes between two products: a layer of the 1.5B shape takes
 /// 4.0 us less without three of them (docs/evidence/2026-11-30-h200-fusion-layers.json, 8 rows).
 const LAUNCH: u64 = 1300;
-/// Bytes that rotation and append read and write in a nanosecond: 3,620 of 537 MB, rounded down
-/// (docs/evidence/2026-12-01-h200-operators.json, `rope append 21856 tokens`).
+/// Bytes that rotation and append read and write in a nanosecond: 3,620 of 537 MB when the costs of products were measured, rounded
+/// down. It is 3,970 now (docs/evidence/2026-12-01-h200-operators.json, `rope append 21856 tokens`).
 const APPENDED_BYTES: u64 = 3500;
 
 /// A product that ends a block, the norm after it, and the operators that read the norm: as they were lowered, and as two.
